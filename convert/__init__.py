@@ -1,0 +1,1 @@
+"""Everything that produces a GGUF: read a checkpoint, plan, write."""

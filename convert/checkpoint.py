@@ -1,0 +1,197 @@
+"""A Hugging Face checkpoint: configuration and headers first, tensors lazily and by range.
+
+Nothing here unpickles, imports code from the checkpoint or reads payload before a plan stands.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any, cast
+
+from nextn.convert.safetensors_header import DTYPE_BYTES, Entry, parse_header
+from nextn.gguf_schema.contents import ByteSource, LocalFile
+from nextn.gguf_schema.errors import InputError
+from nextn.validators.findings import Finding, Severity
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
+
+
+@dataclass(frozen=True)
+class SourceTensor:
+    """A tensor of a checkpoint: hub name, safetensors dtype, torch shape, and where its bytes lie."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    source: ByteSource
+    offset: int
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.elements * DTYPE_BYTES[self.dtype]
+
+    def read(self, start: int, count: int) -> bytes:
+        """Bytes of `count` elements from element `start`, counted row-major."""
+        size = DTYPE_BYTES[self.dtype]
+        return self.source.read(self.offset + start * size, count * size)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What config.json, the index and the shard headers of a checkpoint say, with their disagreements as findings.
+
+    `tensors` maps hub names to tensors in upstream's order: by file name, then by hub name. `missing` maps the names of
+    tensors that the index lists but no header holds to the file that should hold them.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, SourceTensor]
+    missing: Mapping[str, str] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def text_config(self) -> dict[str, Any]:
+        """The configuration of the text model: `text_config` laid over the root."""
+        text = self.config.get("text_config")
+        return {**self.config, **text} if isinstance(text, dict) else dict(self.config)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; InputError when it is missing, unreadable or not an object."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError("no-file", "is missing", subject=str(path)) from error
+    except OSError as error:
+        raise InputError("unreadable", f"cannot be read: {error.strerror}", subject=str(path)) from error
+    except (ValueError, RecursionError) as error:
+        raise InputError("bad-json", f"is not valid JSON: {error}", subject=str(path)) from error
+    if not isinstance(content, dict):
+        raise InputError("bad-json", "holds no JSON object", subject=str(path))
+    return cast(dict[str, Any], content)
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Read configuration, index and all shard headers of a local checkpoint; about 100 KB per shard.
+
+    Raises InputError when the configuration or every weight file is missing, or when a header is damaged.
+    """
+    if not (folder / CONFIG).is_file():
+        raise InputError(
+            "no-config",
+            "no config.json: this is not a checkpoint folder",
+            subject=str(folder),
+            remedy="give the folder that holds config.json and the .safetensors files",
+        )
+    config = read_json(folder / CONFIG)
+    weight_map = _weight_map(folder)
+    parts = _part_names(folder, weight_map)
+    headers = {part: _header(folder / part) for part in parts if (folder / part).is_file()}
+    return Checkpoint(folder, config, *_reconcile(folder, weight_map, headers))
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    if not (folder / INDEX).is_file():
+        return {}
+    weight_map = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(part, str) for part in weight_map.values()):
+        raise InputError("bad-index", "`weight_map` is not an object of file names", subject=str(folder / INDEX))
+    for part in set(weight_map.values()):
+        if Path(part).name != part:
+            raise InputError("bad-index", f"names a file outside the folder: {part}", subject=str(folder / INDEX))
+    return weight_map
+
+
+def _part_names(folder: Path, weight_map: Mapping[str, str]) -> list[str]:
+    present = {path.name for path in folder.glob("*.safetensors")}
+    if not present and any((folder / name).exists() for name in PICKLES):
+        raise InputError(
+            "pickle",
+            "holds only pickled weights, which are never loaded",
+            subject=str(folder),
+            remedy="convert them to safetensors first, or use the repository's safetensors revision",
+        )
+    if not weight_map and not present:
+        raise InputError("no-weights", "holds no .safetensors file", subject=str(folder))
+    return sorted(present | set(weight_map.values()))
+
+
+def _header(path: Path) -> tuple[LocalFile, dict[str, Entry]]:
+    source = LocalFile(path)
+    return source, parse_header(source)
+
+
+def _reconcile(
+    folder: Path, weight_map: Mapping[str, str], headers: Mapping[str, tuple[LocalFile, Mapping[str, Entry]]]
+) -> tuple[dict[str, SourceTensor], dict[str, str], tuple[Finding, ...]]:
+    """Join index and headers: the headers decide, every disagreement becomes a finding."""
+    findings: list[Finding] = []
+    tensors: dict[str, SourceTensor] = {}
+    for part, (source, entries) in headers.items():
+        unlisted = sorted(name for name in entries if weight_map and name not in weight_map)
+        if unlisted:
+            findings.append(_unlisted(part, unlisted))
+        for name in sorted(entries):
+            if weight_map.get(name, part) != part:
+                findings.append(
+                    Finding(
+                        Severity.WARNING,
+                        "index-other-part",
+                        name,
+                        f"is in {part} too, but the index takes it from {weight_map[name]}; that one is used",
+                    )
+                )
+                continue
+            if name in tensors:
+                first = Path(tensors[name].source.name).name
+                raise InputError(
+                    "duplicate-tensor",
+                    f"is in both {first} and {part}, and no index says which one is meant",
+                    subject=name,
+                    remedy=f"remove the file that does not belong, or restore {INDEX}",
+                )
+            entry = entries[name]
+            tensors[name] = SourceTensor(name, entry.dtype, entry.shape, source, entry.offset)
+    missing = {name: part for name, part in weight_map.items() if name not in tensors}
+    for part in sorted(set(missing.values())):
+        findings.append(_missing_part(folder, part, sorted(n for n, p in missing.items() if p == part)))
+    return tensors, missing, tuple(findings)
+
+
+def _unlisted(part: str, names: list[str]) -> Finding:
+    return Finding(
+        Severity.WARNING,
+        "index-lacks-tensors",
+        part,
+        f"holds {len(names)} tensors that the index does not list ({_some(names)}); they are used",
+        f"rebuild {INDEX} if they do not belong to the model",
+    )
+
+
+def _missing_part(folder: Path, part: str, names: list[str]) -> Finding:
+    state = "lacks" if (folder / part).is_file() else "is not there; the index expects from it"
+    return Finding(
+        Severity.ERROR,
+        "missing-tensors",
+        part,
+        f"{state} {len(names)} tensors ({_some(names)})",
+        f"download {part} again",
+    )
+
+
+def _some(names: list[str], shown: int = 3) -> str:
+    return ", ".join(names[:shown]) + (f", … {len(names) - shown} more" if len(names) > shown else "")

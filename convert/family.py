@@ -1,0 +1,120 @@
+"""What converting a family takes beside its tables: how to read its configuration, and its names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from nextn.convert.checkpoint import SourceTensor
+from nextn.convert.mapping import Names
+from nextn.convert.transforms import Recipe
+from nextn.gguf_schema.architecture import Architecture, Hyperparameters
+from nextn.gguf_schema.errors import InputError
+from nextn.validators.findings import Finding, Severity
+
+# Only tensors up to this size are read before the plan stands.
+SMALL_TENSOR_BYTES = 64 * 1024
+
+INTEGER_DTYPES = {"I64": "<i8", "I32": "<i4"}
+
+_REQUIRED = object()
+
+
+@dataclass
+class Facts:
+    """What is known of a checkpoint when its hyper-parameters are worked out.
+
+    `config` is the text configuration; `tensors` maps canonical names (see mapping.canonical) to tensors; `names` also
+    holds those of missing shards. Doubtful things are added to `findings`.
+    """
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, SourceTensor] = field(default_factory=dict)
+    names: Collection[str] = ()
+    trunk_blocks: int = 0
+    nextn_blocks: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def blocks(self) -> range:
+        """All blocks, trunk first."""
+        return range(self.trunk_blocks + self.nextn_blocks)
+
+    def get(self, *keys: str, default: Any = _REQUIRED) -> Any:
+        """The first of these configuration keys that is present and not null; dots descend into objects.
+
+        Raises InputError naming the first key when none is there and no default is given.
+        """
+        for key in keys:
+            held: Any = self.config
+            for step in key.split("."):
+                held = held.get(step) if isinstance(held, Mapping) else None
+            if held is not None:
+                return held
+        if default is _REQUIRED:
+            raise InputError("config-key", f"config.json lacks {' or '.join(keys)}", subject=keys[0])
+        return default
+
+    def integer(self, *keys: str, default: Any = _REQUIRED) -> Any:
+        """As `get`, for a whole number that is not negative (or the default)."""
+        value = self.get(*keys, default=default)
+        if value is not default and (type(value) is not int or value < 0):
+            raise InputError(
+                "config-value", f"config.json: {keys[0]} is {value!r}, want a whole number", subject=keys[0]
+            )
+        return value
+
+    def number(self, *keys: str, default: Any = _REQUIRED) -> Any:
+        """As `get`, for a number (or the default)."""
+        value = self.get(*keys, default=default)
+        if value is not default and type(value) not in (int, float):
+            raise InputError("config-value", f"config.json: {keys[0]} is {value!r}, want a number", subject=keys[0])
+        return value if value is default else float(value)
+
+    def require(self, holds: bool, subject: str, message: str) -> None:
+        """Raise InputError when the configuration is something that GGUF or its runtimes cannot express."""
+        if not holds:
+            raise InputError("unsupported-config", message, subject=subject)
+
+    def warn(self, rule: str, subject: str, message: str, remedy: str | None = None) -> None:
+        """Add a warning."""
+        self.findings.append(Finding(Severity.WARNING, rule, subject, message, remedy))
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """The torch shape of a tensor, or None when it is not there."""
+        tensor = self.tensors.get(name)
+        return tensor.shape if tensor else None
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """The values of a small integer tensor; they never pass through floats. InputError when it is missing."""
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            raise InputError("missing-constant", "an integer constant of the model is not there", subject=name)
+        if tensor.dtype not in INTEGER_DTYPES or tensor.elements * 8 > SMALL_TENSOR_BYTES:
+            raise InputError("bad-constant", f"is {tensor.dtype} {list(tensor.shape)}, want a few I64", subject=name)
+        return tuple(np.frombuffer(tensor.read(0, tensor.elements), INTEGER_DTYPES[tensor.dtype]).tolist())
+
+
+def _nothing(_: Facts, __: Any) -> Iterator[tuple[str, Recipe]]:
+    return iter(())
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of checkpoints: the GGUF architecture, how its configuration is read, its names and special tensors.
+
+    `tied_output` says how a model without an own output matrix is written: with a copy of the embeddings, or without.
+    `generated` yields tensors that are computed instead of read.
+    """
+
+    architecture: Architecture
+    hub_architectures: tuple[str, ...]
+    names: Names
+    hyperparameters: Callable[[Facts], Hyperparameters]
+    head_count_keys: tuple[str, ...]
+    tokenizer: Literal["gpt2", "glm"] = "gpt2"
+    tied_output: Literal["copy", "absent"] = "copy"
+    generated: Callable[[Facts, Any], Iterator[tuple[str, Recipe]]] = _nothing

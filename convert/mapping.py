@@ -1,0 +1,213 @@
+"""Names: which hub tensor becomes which GGUF tensor, by one table per family; what no table knows is an error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from nextn.convert.checkpoint import SourceTensor
+from nextn.convert.transforms import Recipe, copy
+from nextn.gguf_schema.architecture import block_of
+from nextn.gguf_schema.errors import InputError
+
+# A transform gets the sources of one target in order, the hyper-parameters and the block.
+Transform = Callable[[Sequence[SourceTensor], Any, int], Recipe]
+
+
+def single(make: Callable[[SourceTensor], Recipe]) -> Transform:
+    """The transform of a target with one source that needs no hyper-parameters."""
+    return lambda sources, *_: make(sources[0])
+
+
+def joined(make: Callable[[Sequence[SourceTensor]], Recipe]) -> Transform:
+    """The transform of a target with several sources that needs no hyper-parameters."""
+    return lambda sources, *_: make(sources)
+
+
+COPY = single(copy)
+
+
+@dataclass(frozen=True)
+class To:
+    """A target of a hub tensor; `part` is the source's place when a target is made from several named sources."""
+
+    target: str
+    transform: Transform = COPY
+    part: int = 0
+
+
+# A hub name with placeholders, to its targets; or to the reason why it is dropped on purpose. The first placeholder is
+# the block; a second one numbers the parts of the target (experts, table shards).
+NameTable = Mapping[str, To | tuple[To, ...] | str]
+
+VISION = re.compile(
+    r"(^|\.)(visual|vision_model|vision|vit_\w+|mm_projector|multi_modal_projector|patch_embed\w*)\.|audio"
+)
+VISION_REASON = "vision or audio tower: not part of a text model's GGUF"
+PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
+HEAD_PREFIX = "mtp."
+_NUMBER = re.compile(r"(?<=[._])\d+(?=\.|$)")
+_PLACEHOLDER = re.compile(r"\{\w+\}")
+_LAYER = re.compile(r"layers\.(\d+)\.")
+
+
+def without_prefix(name: str) -> str:
+    """A hub name without the prefixes that differ between repositories: `layers.3.…`, `lm_head.weight`, `mtp.…`."""
+    for prefix in PREFIXES:
+        name = name.removeprefix(prefix)
+    return name
+
+
+def canonical(name: str, trunk_blocks: int) -> str:
+    """The spelling that the tables use: no prefix, and a head's tensors under `layers.{N+k}.`.
+
+    `mtp.layers.0.x` is `layers.{N}.x`, and what stands beside the layers, `mtp.x`, belongs to the first head.
+    """
+    name = without_prefix(name)
+    if not name.startswith(HEAD_PREFIX):
+        return name
+    name = name.removeprefix(HEAD_PREFIX)
+    layer = _LAYER.match(name)
+    if layer is None:
+        return f"layers.{trunk_blocks}.{name}"
+    return f"layers.{trunk_blocks + int(layer[1])}.{name[layer.end() :]}"
+
+
+def layer_of(canonical_name: str) -> int | None:
+    """The layer of a canonical name, or None."""
+    match = _LAYER.match(canonical_name)
+    return int(match[1]) if match else None
+
+
+def count_heads(canonical_names: Iterable[str], trunk_blocks: int) -> int:
+    """Number of heads: the layers beyond the trunk, which must be consecutive.
+
+    Raises InputError when a head between others is missing.
+    """
+    layers = {layer_of(name) for name in canonical_names}
+    heads = sorted(i for i in layers if i is not None and i >= trunk_blocks)
+    if heads != list(range(trunk_blocks, trunk_blocks + len(heads))):
+        raise InputError(
+            "head-gap",
+            f"tensors of layers {heads} stand behind a trunk of {trunk_blocks}: a head between them is missing",
+            subject="num_hidden_layers",
+            remedy="check num_hidden_layers in config.json, or download the missing shards",
+        )
+    return len(heads)
+
+
+class Made(NamedTuple):
+    """A target tensor and what it is made from: sources in order, with the parts they are, and the transform."""
+
+    name: str
+    block: int
+    transform: Transform
+    sources: tuple[SourceTensor, ...]
+    parts: tuple[int, ...]
+
+
+class Mapped(NamedTuple):
+    """Targets in the order in which their last source stands in the checkpoint, and what is dropped, with reasons."""
+
+    targets: tuple[Made, ...]
+    dropped: tuple[tuple[str, str], ...]
+
+
+class Names:
+    """A name table made ready for look-ups by canonical name."""
+
+    def __init__(self, table: NameTable) -> None:
+        self.rules = {_PLACEHOLDER.sub("{}", pattern): rule for pattern, rule in table.items()}
+        self._patterns: dict[str, str] = {}
+        for pattern, rule in table.items():
+            for to in _targets(rule):
+                self._patterns.setdefault(to.target, pattern)
+
+    def rule(self, canonical_name: str) -> To | tuple[To, ...] | str | None:
+        """The rule for a name, or None when no rule knows it."""
+        return self.rules.get(_NUMBER.sub("{}", canonical_name))
+
+    def targets(self, canonical_name: str) -> list[str]:
+        """GGUF names of what the tensor becomes; empty when it is dropped or unknown."""
+        return [to.target.format(i=_numbers(canonical_name)[0]) for to in _targets(self.rule(canonical_name))]
+
+    def source(self, target: str) -> str:
+        """The canonical hub name that a GGUF tensor is made from; parts stay placeholders."""
+        block = block_of(target)
+        pattern = target if block is None else target.replace(f"blk.{block}.", "blk.{i}.", 1)
+        return self._patterns.get(pattern, target).replace("{i}", str(block))
+
+
+def _targets(rule: To | tuple[To, ...] | str | None) -> tuple[To, ...]:
+    return rule if isinstance(rule, tuple) else (rule,) if isinstance(rule, To) else ()
+
+
+def map_names(tensors: Iterable[SourceTensor], names: Names, trunk_blocks: int) -> Mapped:
+    """Give every source its targets by the table.
+
+    Raises InputError with the full list when names are unknown: nothing is dropped without a rule.
+    """
+    gathered: dict[tuple[str, int], list[tuple[int, SourceTensor, Transform]]] = {}
+    dropped: list[tuple[str, str]] = []
+    unknown: list[str] = []
+    for tensor in tensors:
+        if VISION.search(tensor.name):
+            dropped.append((tensor.name, VISION_REASON))
+            continue
+        name = canonical(tensor.name, trunk_blocks)
+        rule = names.rule(name)
+        if rule is None:
+            unknown.append(tensor.name)
+        elif isinstance(rule, str):
+            dropped.append((tensor.name, rule))
+        else:
+            block, *part = _numbers(name)
+            for to in _targets(rule):
+                key = (to.target.format(i=block), block)
+                # A target moves to the place of its last source, as upstream writes it.
+                parts = gathered.pop(key, [])
+                gathered[key] = [*parts, (part[0] if part else to.part, tensor, to.transform)]
+    if unknown:
+        raise _unknown_names(unknown, names, trunk_blocks)
+    return Mapped(tuple(_made(gathered)), tuple(dropped))
+
+
+def _numbers(name: str) -> list[int]:
+    numbers = [int(number) for number in _NUMBER.findall(name)]
+    return numbers if name.startswith("layers.") else [-1, *numbers]
+
+
+def _made(gathered: Mapping[tuple[str, int], list[tuple[int, SourceTensor, Transform]]]) -> Iterator[Made]:
+    for (target, block), made in gathered.items():
+        made.sort(key=lambda item: item[0])
+        parts = tuple(part for part, _, _ in made)
+        sources = tuple(tensor for _, tensor, _ in made)
+        for first, second, a, b in zip(parts, parts[1:], sources, sources[1:], strict=False):
+            if first == second:
+                raise InputError(
+                    "same-target",
+                    f"is made by both {a.name} and {b.name}",
+                    subject=target,
+                    remedy="remove one of the two spellings from the checkpoint",
+                )
+        yield Made(target, block, made[0][2], sources, parts)
+
+
+def _unknown_names(unknown: list[str], names: Names, trunk_blocks: int) -> InputError:
+    lines = []
+    for name in unknown[:8]:
+        near = get_close_matches(_NUMBER.sub("{}", canonical(name, trunk_blocks)), names.rules, 1)
+        lines.append(f"  {name}" + (f"  (nearest rule: {near[0]})" if near else ""))
+    if len(unknown) > 8:
+        lines.append(f"  … {len(unknown) - 8} more")
+    of_head = [n for n in unknown if "mtp" in n or (layer_of(canonical(n, trunk_blocks)) or 0) >= trunk_blocks]
+    kind = f"{len(of_head)} of them look like a head's in an unknown spelling; " if of_head else ""
+    return InputError(
+        "unknown-tensors",
+        f"{len(unknown)} tensors have names that no rule knows ({kind}the trunk has {trunk_blocks} layers):\n"
+        + "\n".join(lines),
+        remedy="nothing is converted, so that no part of the model is lost; report the names or rename the tensors",
+    )

@@ -1,0 +1,107 @@
+"""A plan: every key and tensor of the files to write, with source, transform, type and offset. Made from headers alone.
+
+A plan is printed by `--dry-run`, judged by the validator through `Contents`, and executed by the writer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from nextn.convert.transforms import Recipe
+from nextn.gguf_schema.architecture import Role
+from nextn.gguf_schema.container import alignment_of, encode_header, lay_out
+from nextn.gguf_schema.contents import Contents, TensorInfo, Value
+from nextn.validators.findings import Finding
+
+
+@dataclass(frozen=True)
+class PlannedFile:
+    """One file to write: its role, its path under the output folder, its keys and its tensors with offsets.
+
+    `hash_fields` maps the names of tensors, of this file or another, to the offset in `header` of the 64 characters
+    where the sha256 of their data belongs; it is known only when the data has been streamed.
+    """
+
+    role: Role
+    path: PurePosixPath
+    keys: Mapping[str, Value]
+    tensors: tuple[TensorInfo, ...]
+    header: bytes
+    data_bytes: int
+    hash_fields: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of the file."""
+        return len(self.header) + self.data_bytes
+
+    @property
+    def contents(self) -> Contents:
+        """What the file will say."""
+        return Contents(self.keys, {tensor.name: tensor for tensor in self.tensors}, str(self.path))
+
+
+def hash_placeholder(tensor: str) -> str:
+    """Stands for the sha256 of a tensor's data until it is known: 64 characters that no other value contains."""
+    return f"<sha256 of {tensor}>".ljust(64, "-")
+
+
+def plan_file(
+    role: Role,
+    path: PurePosixPath,
+    keys: Mapping[str, Value],
+    tensors: Iterable[TensorInfo],
+    hashed: Iterable[str] = (),
+) -> PlannedFile:
+    """Lay out one file: offsets, header and size; `hashed` names the tensors with a placeholder among the keys."""
+    laid_out, data_bytes = lay_out(tensors, alignment := alignment_of(keys))
+    header = encode_header(keys, laid_out, alignment)
+    fields = {name: header.index(hash_placeholder(name).encode()) for name in hashed}
+    return PlannedFile(role, path, keys, laid_out, header, data_bytes, fields)
+
+
+@dataclass(frozen=True)
+class Payload:
+    """How the data of one tensor is made; every file that holds the tensor gets the same bytes."""
+
+    info: TensorInfo
+    recipe: Recipe
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A source tensor that no file of the plan holds, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Files to write, the data they are made of in writing order, and what was noticed on the way."""
+
+    files: tuple[PlannedFile, ...]
+    payload: tuple[Payload, ...]
+    dropped: tuple[Dropped, ...] = ()
+    findings: tuple[Finding, ...] = field(default_factory=tuple)
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all files."""
+        return sum(file.total_bytes for file in self.files)
+
+    @property
+    def source_bytes(self) -> int:
+        """Bytes of all source tensors that are read."""
+        sources = {source for payload in self.payload for source in payload.recipe.sources}
+        return sum(source.nbytes for source in sources)
+
+    def as_json(self) -> dict[str, Any]:
+        """What was left out and what was noticed, as `--json` prints it."""
+        return {
+            "dropped": [{"name": dropped.name, "reason": dropped.reason} for dropped in self.dropped],
+            "warnings": [finding.as_json() for finding in self.findings],
+        }

@@ -1,0 +1,341 @@
+"""Qwen3.8-Flash-Next: configuration in both spellings, and names.
+
+Sources: conversion/qwen4exp.py and conversion/qwen.py of llama.cpp b11549; the configuration and model classes of
+transformers 5.24 (`qwen4_exp`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from itertools import accumulate
+from typing import Any
+
+from nextn.convert.checkpoint import SourceTensor
+from nextn.convert.family import Facts, Family
+from nextn.convert.mapping import Names, NameTable, To, Transform, joined, single
+from nextn.convert.ngrams import ngram_multipliers, ngram_vocab_sizes
+from nextn.convert.transforms import (
+    Recipe,
+    add_one,
+    concatenate_rows,
+    copy,
+    fuse_columns,
+    negative_exp,
+    reorder_column_heads,
+    reorder_row_heads,
+    split_rows,
+    stack,
+    tiled_head_order,
+)
+from nextn.gguf_schema.qwen4exp import QWEN4EXP, Qwen4Exp
+
+NGRAM_FIELDS = [
+    field.name for field in fields(Qwen4Exp) if field.name.startswith("ple_") or field.name.endswith("_per_layer_input")
+]
+LINEAR = "linear_attention"
+ATTENTION = ("full_attention", "indexed_attention")
+TABLE = "layers.{i}.ple.ple_embedding."
+# The l2 norm of the delta net has this epsilon in the original code; runtimes of GGUF use rms_norm_eps instead.
+DELTA_NET_EPSILON = 1e-6
+
+
+def _order(h: Qwen4Exp) -> list[int]:
+    return tiled_head_order(h.ssm_group_count, h.ssm_time_step_rank)
+
+
+def value_rows(sources: Sequence[SourceTensor], h: Qwen4Exp, _: int) -> Recipe:
+    """Rows of value heads in tiled order."""
+    return reorder_row_heads(sources[0], _order(h), h.ssm_state_size)
+
+
+def qkv_rows(sources: Sequence[SourceTensor], h: Qwen4Exp, _: int) -> Recipe:
+    """Query and key rows as they are, then the value heads in tiled order."""
+    return reorder_row_heads(sources[0], _order(h), h.ssm_state_size, first=2 * h.key_width)
+
+
+def conv_channels(sources: Sequence[SourceTensor], h: Qwen4Exp, _: int) -> Recipe:
+    """As `qkv_rows`, for the channels of the convolution; its middle dimension of one is dropped."""
+    recipe = reorder_row_heads(sources[0], _order(h), h.ssm_state_size, first=2 * h.key_width)
+    return replace(recipe, shape=(sources[0].shape[0], sources[0].shape[-1]))
+
+
+def head_values(sources: Sequence[SourceTensor], h: Qwen4Exp, _: int) -> Recipe:
+    """One row (or value) a value head, in tiled order."""
+    return reorder_row_heads(sources[0], _order(h), 1)
+
+
+def head_decays(sources: Sequence[SourceTensor], h: Qwen4Exp, _: int) -> Recipe:
+    """-exp of one value a value head, in tiled order."""
+    return reorder_row_heads(sources[0], _order(h), 1, function=negative_exp)
+
+
+def value_columns(sources: Sequence[SourceTensor], h: Qwen4Exp, _: int) -> Recipe:
+    """Columns of value heads in tiled order."""
+    return reorder_column_heads(sources[0], _order(h), h.ssm_state_size)
+
+
+def indexer_queries(sources: Sequence[SourceTensor], h: Qwen4Exp, _: int) -> Recipe:
+    """The query rows of the indexer's fused projection."""
+    return split_rows(sources[0], 0, h.indexer_width)
+
+
+def indexer_keys(sources: Sequence[SourceTensor], h: Qwen4Exp, _: int) -> Recipe:
+    """The key rows of the indexer's fused projection."""
+    return split_rows(sources[0], h.indexer_width, h.attention_indexer_key_length)
+
+
+def gate_half(sources: Sequence[SourceTensor], h: Qwen4Exp, _: int) -> Recipe:
+    """The first half of each expert's fused gate and up rows."""
+    return split_rows(sources[0], 0, h.expert_feed_forward_length)
+
+
+def up_half(sources: Sequence[SourceTensor], h: Qwen4Exp, _: int) -> Recipe:
+    """The second half of each expert's fused gate and up rows."""
+    return split_rows(sources[0], h.expert_feed_forward_length, h.expert_feed_forward_length)
+
+
+def depthwise(source: SourceTensor) -> Recipe:
+    """Depthwise kernels without their middle dimension of one."""
+    return copy(source, (source.shape[0], source.shape[-1]))
+
+
+# Norms are stored around zero, except the delta net's own.
+PLUS_ONE = single(add_one)
+EXPERTS = joined(stack)
+
+
+def hyper_connection(hub: str, target: str) -> dict[str, To]:
+    """The tensors of a hyper-connection: norm, the two halves of the mixing projection, and the injection."""
+    return {
+        f"{hub}.hc_norm.weight": To(f"{target}_norm.weight", PLUS_ONE),
+        f"{hub}.input_mix_weight_down.weight": To(f"{target}_down.weight"),
+        f"{hub}.input_mix_weight_up.weight": To(f"{target}_up.weight"),
+        f"{hub}.block_inject_weight.weight": To(f"{target}_inject.weight"),
+    }
+
+
+def moved(target: str, transform: Transform, part: int = 0) -> To:
+    """A tensor of a block that is not merely copied."""
+    return To("blk.{i}." + target, transform, part)
+
+
+CONSTANT = "an integer constant: written as a metadata array"
+L, D, A, M, P = "layers.{i}.", "layers.{i}.linear_attn.", "layers.{i}.self_attn.", "layers.{i}.mlp.", "layers.{i}.ple."
+NAMES: NameTable = {
+    "embed_tokens.weight": To("token_embd.weight"),
+    "lm_head.weight": To("output.weight"),
+    **hyper_connection("hyper_connection_mixer", "output_hc"),
+    **hyper_connection(L + "attn_hyper_connection", "blk.{i}.hc_attn"),
+    **hyper_connection(L + "mlp_hyper_connection", "blk.{i}.hc_ffn"),
+    # Gated delta net
+    D + "in_proj_qkv.weight": moved("attn_qkv.weight", qkv_rows),
+    D + "in_proj_z.weight": moved("attn_gate.weight", value_rows),
+    D + "in_proj_b.weight": moved("ssm_beta.weight", head_values),
+    D + "in_proj_a.weight": moved("ssm_alpha.weight", head_values),
+    D + "conv1d.weight": moved("ssm_conv1d.weight", conv_channels),
+    D + "A_log": moved("ssm_a", head_decays),
+    D + "dt_bias": moved("ssm_dt.bias", head_values),
+    D + "norm.weight": To("blk.{i}.ssm_norm.weight"),
+    D + "out_proj.weight": moved("ssm_out.weight", value_columns),
+    # Full attention
+    A + "q_proj.weight": To("blk.{i}.attn_q.weight"),
+    A + "k_proj.weight": To("blk.{i}.attn_k.weight"),
+    A + "v_proj.weight": To("blk.{i}.attn_v.weight"),
+    A + "o_proj.weight": To("blk.{i}.attn_output.weight"),
+    A + "q_norm.weight": moved("attn_q_norm.weight", PLUS_ONE),
+    A + "k_norm.weight": moved("attn_k_norm.weight", PLUS_ONE),
+    A + "indexer.index_qk_proj.weight": (
+        moved("indexer.q_proj.weight", indexer_queries),
+        moved("indexer.k_proj.weight", indexer_keys),
+    ),
+    A + "indexer.q_layernorm.weight": moved("indexer.q_norm.weight", PLUS_ONE),
+    A + "indexer.k_layernorm.weight": moved("indexer.k_norm.weight", PLUS_ONE),
+    # Experts, fused or one by one
+    M + "gate.weight": To("blk.{i}.ffn_gate_inp.weight"),
+    M + "experts.gate_up_proj": (moved("ffn_gate_exps.weight", gate_half), moved("ffn_up_exps.weight", up_half)),
+    M + "experts.down_proj": To("blk.{i}.ffn_down_exps.weight"),
+    M + "experts.{e}.gate_proj.weight": moved("ffn_gate_exps.weight", EXPERTS),
+    M + "experts.{e}.up_proj.weight": moved("ffn_up_exps.weight", EXPERTS),
+    M + "experts.{e}.down_proj.weight": moved("ffn_down_exps.weight", EXPERTS),
+    M + "shared_expert.gate_proj.weight": To("blk.{i}.ffn_gate_shexp.weight"),
+    M + "shared_expert.up_proj.weight": To("blk.{i}.ffn_up_shexp.weight"),
+    M + "shared_expert.down_proj.weight": To("blk.{i}.ffn_down_shexp.weight"),
+    M + "shared_expert_gate.weight": To("blk.{i}.ffn_gate_inp_shexp.weight"),
+    # N-gram embeddings
+    P + "key_proj.weight": To("blk.{i}.ple_key.weight"),
+    P + "value_proj.weight": To("blk.{i}.ple_value.weight"),
+    P + "norm_key.weight": moved("ple_norm_key.weight", PLUS_ONE),
+    P + "norm_query.weight": moved("ple_norm_query.weight", PLUS_ONE),
+    P + "norm_conv.weight": moved("ple_norm_conv.weight", PLUS_ONE),
+    P + "conv1d.weight": moved("ple_conv1d.weight", single(depthwise)),
+    TABLE + "ngram_embedding.shard_{s}.weight": To("per_layer_token_embd.weight", joined(concatenate_rows)),
+    TABLE + "ngram_embedding.weight": To("per_layer_token_embd.weight"),
+    TABLE + "layer_multipliers": CONSTANT,
+    TABLE + "ngram_heads_offsets": CONSTANT,
+    TABLE + "ngram_heads_vocab_sizes": CONSTANT,
+    # Head
+    L + "fc_embedding.weight": moved("nextn.eh_proj.weight", joined(fuse_columns), part=0),
+    L + "fc_hidden.weight": moved("nextn.eh_proj.weight", joined(fuse_columns), part=1),
+    L + "pre_fc_norm_embedding.weight": moved("nextn.enorm.weight", PLUS_ONE),
+    L + "pre_fc_norm_hidden.weight": moved("nextn.hnorm.weight", PLUS_ONE),
+    **hyper_connection(L + "hyper_connection_mixer", "blk.{i}.nextn.hc_head"),
+}
+
+
+def hyperparameters(facts: Facts) -> Qwen4Exp:
+    """The hyper-parameters from the raw hub spelling or the one transformers writes."""
+    hidden = facts.integer("hidden_size")
+    linear = _is_linear(facts)
+    ratio = facts.integer("indexer_compress_ratio")
+    key_length = facts.integer("head_dim")
+    state = facts.integer("linear_key_head_dim")
+    value_heads = facts.integer("linear_num_value_heads")
+    sections = facts.get("rope_parameters.mrope_section", "rope_scaling.mrope_section", default=[11, 11, 10])
+    share = facts.number("rope_parameters.partial_rotary_factor", "partial_rotary_factor", default=1.0)
+    _check_expressible(facts, hidden, state, ratio)
+    return Qwen4Exp(
+        trunk_blocks=facts.trunk_blocks,
+        nextn_blocks=facts.nextn_blocks,
+        vocab_size=facts.integer("vocab_size"),
+        context_length=facts.integer("max_position_embeddings"),
+        embedding_length=hidden,
+        attention_head_count=facts.integer("num_attention_heads"),
+        attention_head_count_kv=facts.integer("num_key_value_heads"),
+        attention_key_length=key_length,
+        attention_value_length=key_length,
+        attention_layer_norm_rms_epsilon=facts.number("rms_norm_eps"),
+        attention_recurrent_layers=linear,
+        # The head attends sparsely too: with another ratio b11549 aborts when a draft context is made.
+        attention_compress_ratios=tuple(0 if is_linear else ratio for is_linear in linear),
+        attention_indexer_head_count=facts.integer("indexer_n_heads"),
+        attention_indexer_key_length=facts.integer("indexer_head_dim"),
+        attention_indexer_top_k=facts.integer("indexer_budget"),
+        full_attention_interval=facts.integer("full_attention_interval", default=4),
+        rope_dimension_count=int(key_length * share),
+        rope_dimension_sections=(*sections, *[0] * (4 - len(sections))),
+        rope_freq_base=facts.number("rope_parameters.rope_theta", "rope_theta"),
+        expert_count=facts.integer("num_experts"),
+        expert_used_count=facts.integer("num_experts_per_tok"),
+        expert_feed_forward_length=facts.integer("moe_intermediate_size"),
+        expert_shared_feed_forward_length=facts.integer("shared_expert_intermediate_size"),
+        ssm_conv_kernel=facts.integer("linear_conv_kernel_dim"),
+        ssm_state_size=state,
+        ssm_group_count=facts.integer("linear_num_key_heads"),
+        ssm_time_step_rank=value_heads,
+        ssm_inner_size=value_heads * state,
+        hyper_connection_count=facts.integer("hc_count"),
+        hyper_connection_low_rank=facts.integer("hc_lowrank"),
+        tied_output="lm_head.weight" not in facts.names and bool(facts.names),
+        **_ngrams(facts, hidden),
+    )
+
+
+def _is_linear(facts: Facts) -> tuple[bool, ...]:
+    """Which blocks are gated delta nets; a head never is."""
+    kinds = facts.get("layer_types", default=None)
+    if kinds is None:
+        interval = facts.integer("full_attention_interval", default=4)
+        kinds = [ATTENTION[0] if (i + 1) % interval == 0 else LINEAR for i in range(facts.trunk_blocks)]
+    enough = len(kinds) >= facts.trunk_blocks
+    facts.require(enough, "layer_types", f"has {len(kinds)} entries for {facts.trunk_blocks} layers")
+    unknown = set(kinds) - {LINEAR, *ATTENTION}
+    facts.require(not unknown, "layer_types", f"unknown kinds {sorted(unknown)}")
+    return (*(kind == LINEAR for kind in kinds[: facts.trunk_blocks]), *[False] * facts.nextn_blocks)
+
+
+def _check_expressible(facts: Facts, hidden: int, state: int, ratio: int) -> None:
+    """What the configuration may say but GGUF or its runtimes cannot."""
+    gate = facts.get("output_gate_type", "hidden_act", default="silu")
+    budget = facts.integer("indexer_budget")
+    ngrams = facts.get("ple_layer_ids", default=[])
+    for holds, subject, message in (
+        (gate == "sigmoid", "output_gate_type", f"is {gate!r}; runtimes compute sigmoid"),
+        (facts.get("norm_topk_prob", default=True), "norm_topk_prob", "is off; runtimes always normalise"),
+        (facts.integer("linear_value_head_dim") == state, "linear_value_head_dim", "differs from the key head width"),
+        (
+            ratio > 1 and budget % ratio == 0,
+            "indexer_compress_ratio",
+            f"is {ratio}; it must be above 1 and divide {budget}",
+        ),
+        (facts.integer("indexer_kv_heads", default=1) == 1, "indexer_kv_heads", "is not 1"),
+        (len(ngrams) <= 1, "ple_layer_ids", f"names {len(ngrams)} layers; runtimes take one"),
+        (
+            not ngrams or facts.get("ple_embed_dim", default=hidden) == hidden,
+            "ple_embed_dim",
+            "differs from hidden_size",
+        ),
+        (
+            not facts.get("attention_bias", default=False),
+            "attention_bias",
+            "is on; the architecture has no such tensors",
+        ),
+        (facts.nextn_blocks <= 1, "mtp_num_hidden_layers", f"{facts.nextn_blocks} heads; runtimes take one"),
+    ):
+        facts.require(bool(holds), subject, message)
+    if (epsilon := facts.number("rms_norm_eps")) != DELTA_NET_EPSILON:
+        message = f"is {epsilon:g}: llama.cpp uses it in the delta net too, where the model has {DELTA_NET_EPSILON:g}"
+        facts.warn("delta-net-epsilon", "rms_norm_eps", message)
+
+
+def _ngrams(facts: Facts, hidden: int) -> dict[str, Any]:
+    """Hyper-parameters of the n-gram embedding; integer constants come from the checkpoint and stay integers."""
+    ids = facts.get("ple_layer_ids", default=[])
+    if not ids:
+        return dict.fromkeys(NGRAM_FIELDS) | {"ple_table_rows": 0}
+    layer = ids[0] - 1  # The configuration counts layers from 1.
+    table = TABLE.format(i=layer)
+    size = facts.integer("ngram_size", default=3)
+    per_ngram = facts.integer("heads_per_ngram", default=8)
+    stored = {
+        "ple_layer_multipliers": facts.integers(table + "layer_multipliers"),
+        "ple_head_offsets": facts.integers(table + "ngram_heads_offsets"),
+        "ple_head_vocab_sizes": facts.integers(table + "ngram_heads_vocab_sizes"),
+    }
+    _check_constants(facts, table, stored, size, (size - 1) * per_ngram)
+    rows = sum(t.shape[0] for name, t in facts.tensors.items() if name.startswith(table + "ngram_embedding."))
+    values = stored | {
+        "ple_layers": (layer,),
+        "ple_ngram_size": size,
+        "ple_heads_per_ngram": per_ngram,
+        "ple_conv_kernel": facts.integer("ple_conv_kernel_size", default=4),
+        "ple_eos_token_id": _ngram_eos(facts),
+        "ple_image_token_id": facts.integer("image_token_id", default=None),
+        "embedding_length_per_layer_input": facts.integer("ple_embed_dim", default=hidden) // ((size - 1) * per_ngram),
+    }
+    return values | {"ple_table_rows": rows}
+
+
+def _check_constants(facts: Facts, table: str, stored: dict[str, tuple[int, ...]], ngram_size: int, heads: int) -> None:
+    """The stored constants are used as they are; a warning tells when the model's own rules give others."""
+    vocab_sizes = ngram_vocab_sizes(facts.integer("ngram_vocab_size_base", default=20_000_000), heads)
+    computed = {
+        "ple_layer_multipliers": ngram_multipliers(
+            facts.integer("vocab_size"), facts.integer("seed", default=1234), ngram_size
+        ),
+        "ple_head_offsets": tuple(accumulate(vocab_sizes[:-1], initial=0)),
+        "ple_head_vocab_sizes": vocab_sizes,
+    }
+    for name, values in stored.items():
+        if values != computed[name]:
+            facts.warn("ngram-constants", table, f"{name} are not those of the model's rule; the stored ones are used")
+
+
+def _ngram_eos(facts: Facts) -> int:
+    """The token that cuts n-grams: the text configuration's end token, the first one of a list."""
+    eos = facts.get("eos_token_id")
+    if isinstance(eos, list):
+        facts.require(bool(eos), "eos_token_id", "is an empty list; the n-gram embedding needs an end token")
+        facts.warn("ngram-eos", "eos_token_id", f"is a list; n-grams are cut at its first entry, {eos[0]}")
+        return int(eos[0])
+    return int(facts.integer("eos_token_id"))
+
+
+FAMILY = Family(
+    architecture=QWEN4EXP,
+    hub_architectures=("Qwen4ExpForConditionalGeneration", "Qwen4ExpForCausalLM"),
+    names=Names(NAMES),
+    hyperparameters=hyperparameters,
+    head_count_keys=("mtp_num_hidden_layers", "num_nextn_predict_layers", "mtp.num_hidden_layers"),
+    tied_output="absent",
+)

@@ -1,0 +1,235 @@
+"""Step-3.5-Flash and Step-3.7-Flash: configuration in both spellings, and names.
+
+Sources: conversion/step3.py of llama.cpp b11549; the configuration classes of transformers 5.24 (`step3p5`, `step3p7`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from nextn.convert.family import Facts, Family
+from nextn.convert.mapping import Names, NameTable, To, single
+from nextn.convert.transforms import Recipe, add_one, constant, llama3_frequency_factors
+from nextn.gguf_schema.errors import InputError
+from nextn.gguf_schema.step35 import STEP35, Step35
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+GATING = {"softmax": 1, "sigmoid": 2}
+# The rotary share of full and sliding layers is fixed in the runtimes; no key can say otherwise.
+ROTARY_SHARE = {FULL: 0.5, SLIDING: 1.0}
+# The context before rope scaling when the configuration is silent, as upstream assumes it.
+ASSUMED_ORIGINAL_CONTEXT = 8192
+
+
+PLUS_ONE = single(add_one)
+LAYER = "layers.{i}."
+NAMES: NameTable = {
+    "embed_tokens.weight": To("token_embd.weight"),
+    "norm.weight": To("output_norm.weight", PLUS_ONE),
+    "lm_head.weight": To("output.weight"),
+    LAYER + "input_layernorm.weight": To("blk.{i}.attn_norm.weight", PLUS_ONE),
+    LAYER + "self_attn.q_proj.weight": To("blk.{i}.attn_q.weight"),
+    LAYER + "self_attn.k_proj.weight": To("blk.{i}.attn_k.weight"),
+    LAYER + "self_attn.v_proj.weight": To("blk.{i}.attn_v.weight"),
+    LAYER + "self_attn.o_proj.weight": To("blk.{i}.attn_output.weight"),
+    LAYER + "self_attn.q_norm.weight": To("blk.{i}.attn_q_norm.weight", PLUS_ONE),
+    LAYER + "self_attn.k_norm.weight": To("blk.{i}.attn_k_norm.weight", PLUS_ONE),
+    LAYER + "self_attn.g_proj.weight": To("blk.{i}.attn_gate.weight"),
+    LAYER + "post_attention_layernorm.weight": To("blk.{i}.ffn_norm.weight", PLUS_ONE),
+    LAYER + "mlp.gate_proj.weight": To("blk.{i}.ffn_gate.weight"),
+    LAYER + "mlp.up_proj.weight": To("blk.{i}.ffn_up.weight"),
+    LAYER + "mlp.down_proj.weight": To("blk.{i}.ffn_down.weight"),
+    LAYER + "moe.gate.weight": To("blk.{i}.ffn_gate_inp.weight"),
+    LAYER + "moe.router_bias": To("blk.{i}.exp_probs_b.bias"),
+    LAYER + "moe.gate_proj.weight": To("blk.{i}.ffn_gate_exps.weight"),
+    LAYER + "moe.up_proj.weight": To("blk.{i}.ffn_up_exps.weight"),
+    LAYER + "moe.down_proj.weight": To("blk.{i}.ffn_down_exps.weight"),
+    LAYER + "share_expert.gate_proj.weight": To("blk.{i}.ffn_gate_shexp.weight"),
+    LAYER + "share_expert.up_proj.weight": To("blk.{i}.ffn_up_shexp.weight"),
+    LAYER + "share_expert.down_proj.weight": To("blk.{i}.ffn_down_shexp.weight"),
+    LAYER + "enorm.weight": To("blk.{i}.nextn.enorm.weight", PLUS_ONE),
+    LAYER + "hnorm.weight": To("blk.{i}.nextn.hnorm.weight", PLUS_ONE),
+    LAYER + "eh_proj.weight": To("blk.{i}.nextn.eh_proj.weight"),
+    LAYER + "embed_tokens.weight": To("blk.{i}.nextn.embed_tokens.weight"),
+    # The official repositories write `transformer.` before the shared head; re-exports drop it or say `head`.
+    LAYER + "transformer.shared_head.norm.weight": To("blk.{i}.nextn.shared_head_norm.weight", PLUS_ONE),
+    LAYER + "shared_head.norm.weight": To("blk.{i}.nextn.shared_head_norm.weight", PLUS_ONE),
+    LAYER + "transformer.shared_head.output.weight": To("blk.{i}.nextn.shared_head_head.weight"),
+    LAYER + "shared_head.output.weight": To("blk.{i}.nextn.shared_head_head.weight"),
+    LAYER + "transformer.shared_head.head.weight": To("blk.{i}.nextn.shared_head_head.weight"),
+    LAYER + "shared_head.head.weight": To("blk.{i}.nextn.shared_head_head.weight"),
+}
+
+
+def hyperparameters(facts: Facts) -> Step35:
+    """The hyper-parameters from the raw hub spelling or the one transformers writes; tensors settle what lists omit."""
+    head_dim = facts.integer("head_dim")
+    heads = {
+        FULL: facts.integer("num_attention_heads"),
+        SLIDING: facts.integer("attention_other_setting.num_attention_heads", "num_sliding_attention_heads"),
+    }
+    kv_heads = {FULL: facts.integer("num_attention_groups", "num_key_value_heads")}
+    kv_heads[SLIDING] = facts.integer("attention_other_setting.num_attention_groups", default=kv_heads[FULL])
+    kinds = _layer_kinds(facts, head_dim, heads)
+    facts.require(SLIDING in kinds, "layer_types", "no sliding layer: llama.cpp aborts on such a step35 file")
+    _check_rotary_share(facts, kinds)
+    experts = _expert_blocks(facts)
+    gating = facts.get("moe_router_activation", default="sigmoid")
+    facts.require(gating in GATING, "moe_router_activation", f"{gating!r} is neither sigmoid nor softmax")
+    return Step35(
+        trunk_blocks=facts.trunk_blocks,
+        nextn_blocks=facts.nextn_blocks,
+        vocab_size=facts.integer("vocab_size"),
+        context_length=facts.integer("max_position_embeddings"),
+        embedding_length=facts.integer("hidden_size"),
+        feed_forward_length=facts.integer("intermediate_size"),
+        attention_head_count=tuple(heads[kind] for kind in kinds),
+        attention_head_count_kv=tuple(kv_heads[kind] for kind in kinds),
+        attention_key_length=head_dim,
+        attention_value_length=head_dim,
+        attention_layer_norm_rms_epsilon=facts.number("rms_norm_eps"),
+        attention_sliding_window=facts.integer("sliding_window"),
+        attention_sliding_window_pattern=tuple(kind == SLIDING for kind in kinds),
+        rope_freq_base=_rope_base(facts, kinds, FULL),
+        rope_freq_base_swa=_rope_base(facts, kinds, SLIDING),
+        rope_factor_count=head_dim // 2 if _llama3_scaling(facts) else 0,
+        expert_blocks=experts,
+        expert_gating_func=GATING[gating],
+        expert_count=facts.integer("moe_num_experts", "n_routed_experts"),
+        expert_used_count=facts.integer("moe_top_k", "num_experts_per_tok"),
+        expert_feed_forward_length=facts.integer("moe_intermediate_size"),
+        expert_shared_feed_forward_length=facts.integer("share_expert_dim", "share_expert_dims"),
+        expert_weights_scale=facts.number("moe_router_scaling_factor", default=None),
+        # The model always renormalises; a file without the key would not.
+        expert_weights_norm=bool(facts.get("norm_expert_weight", default=True)),
+        leading_dense_block_count=min(experts, default=0),
+        moe_every_n_layers=facts.integer("moe_every_n_layer", default=1),
+        swiglu_clamp_exp=_clamps(facts, "swiglu_limits"),
+        swiglu_clamp_shexp=_clamps(facts, "swiglu_limits_shared"),
+    )
+
+
+def _layer_kinds(facts: Facts, head_dim: int, heads: dict[str, int]) -> list[str]:
+    """The attention kind of every block: as listed, checked against the tensors; from the tensors where unlisted."""
+    listed = [*facts.get("layer_types"), *facts.get("mtp_layer_types", default=())]
+    kinds = []
+    for i in facts.blocks:
+        shape = facts.shape(f"layers.{i}.self_attn.q_proj.weight")
+        fits = [kind for kind, count in heads.items() if shape and shape[0] == count * head_dim]
+        if i < len(listed):
+            facts.require(listed[i] in heads, "layer_types", f"layer {i} has unknown kind {listed[i]!r}")
+            if shape and listed[i] not in fits:
+                want = heads[listed[i]] * head_dim
+                raise InputError(
+                    "config-contradicts-tensors",
+                    f"q_proj of layer {i} has {shape[0]} rows, but config.json calls it {listed[i]} with {want}",
+                    subject="layer_types",
+                    remedy="correct layer_types or the head counts in config.json",
+                )
+            kinds.append(listed[i])
+        elif len(fits) == 1:
+            kinds.append(fits[0])
+            facts.warn(
+                "layer-kind-from-tensors", "layer_types", f"has no entry for layer {i}; its q_proj shows {fits[0]}"
+            )
+        else:
+            raise InputError(
+                "layer-kind-unknown",
+                f"has {len(listed)} entries for {len(facts.blocks)} layers, and the tensors do not settle layer {i}",
+                subject="layer_types",
+                remedy=f"give layer_types an entry for layer {i}",
+            )
+    return kinds
+
+
+def _expert_blocks(facts: Facts) -> frozenset[int]:
+    """Blocks with routed experts: those with a router; without tensors, those that the configuration lists."""
+    routed = frozenset(i for i in facts.blocks if f"layers.{i}.moe.gate.weight" in facts.names)
+    if facts.names:
+        return routed
+    if listed := facts.get("moe_layers_enum", default=None):
+        return frozenset(int(i) for i in str(listed).split(","))
+    kinds = [*facts.get("mlp_layer_types"), *facts.get("mtp_mlp_layer_types", default=())]
+    return frozenset(i for i, kind in enumerate(kinds) if kind == "sparse")
+
+
+def _check_rotary_share(facts: Facts, kinds: list[str]) -> None:
+    listed = facts.get("partial_rotary_factors", default=[])
+    shares = dict(enumerate(listed)) | {
+        kind: share
+        for kind in ROTARY_SHARE
+        if (share := facts.get(f"rope_parameters.{kind}.partial_rotary_factor", default=None))
+    }
+    for i, kind in enumerate(kinds):
+        share = shares.get(i, shares.get(kind, ROTARY_SHARE[kind]))
+        facts.require(
+            share == ROTARY_SHARE[kind],
+            "partial_rotary_factors",
+            f"layer {i} ({kind}) rotates a share of {share}; runtimes fix it at {ROTARY_SHARE[kind]}",
+        )
+
+
+def _rope_base(facts: Facts, kinds: list[str], kind: str) -> float:
+    """The rotary base of a kind of layer; all its layers must share one."""
+    listed = facts.get("rope_theta", default=None)
+    if not isinstance(listed, list):
+        return float(facts.number(f"rope_parameters.{kind}.rope_theta", "rope_theta"))
+    bases = {float(base) for base, k in zip(listed, kinds, strict=False) if k == kind}
+    facts.require(len(bases) == 1, "rope_theta", f"{kind} layers have the bases {sorted(bases)}; a file holds one")
+    return bases.pop()
+
+
+def _llama3_scaling(facts: Facts) -> dict[str, Any] | None:
+    """The llama3 rope scaling of the full layers, or None."""
+    scaling = facts.get("rope_scaling", f"rope_parameters.{FULL}", default={})
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    facts.require(kind in ("llama3", "default"), "rope_scaling", f"rope type {kind!r} cannot be expressed for step35")
+    return scaling if kind == "llama3" else None
+
+
+def _clamps(facts: Facts, key: str) -> tuple[float, ...] | None:
+    """Activation limits by block; null means none (0)."""
+    listed = facts.get(key, default=None)
+    if listed is None:
+        return None
+    short = len(facts.blocks) - len(listed)
+    if short > 0:
+        facts.warn("short-list", key, f"has no entry for the last {short} layers; no limit (0) is written for them")
+    return tuple(float(limit or 0) for limit in [*listed, *[0.0] * short][: len(facts.blocks)])
+
+
+def generated(facts: Facts, h: Step35) -> Iterator[tuple[str, Recipe]]:
+    """`rope_freqs.weight`: the llama3 divisors of the full layers' rotated half, then ones up to half a head."""
+    scaling = _llama3_scaling(facts)
+    if scaling is None:
+        return
+    context = scaling.get("original_max_position_embeddings")
+    if context is None:
+        context = ASSUMED_ORIGINAL_CONTEXT
+        facts.warn(
+            "assumed-context",
+            "rope_scaling",
+            f"original_max_position_embeddings is absent; {context} is assumed, as the upstream converter does",
+            "add it to config.json if you know it",
+        )
+    rotated = int(h.attention_key_length * ROTARY_SHARE[FULL])
+    factors = llama3_frequency_factors(
+        rotated,
+        h.rope_freq_base,
+        factor=scaling.get("factor", 8.0),
+        low=scaling.get("low_freq_factor", 1.0),
+        high=scaling.get("high_freq_factor", 4.0),
+        context=context,
+    )
+    yield "rope_freqs.weight", constant("rope_freqs", [*factors, *[1.0] * (h.rope_factor_count - len(factors))])
+
+
+FAMILY = Family(
+    architecture=STEP35,
+    hub_architectures=("Step3p5ForCausalLM", "Step3p7ForConditionalGeneration"),
+    names=Names(NAMES),
+    hyperparameters=hyperparameters,
+    head_count_keys=("num_nextn_predict_layers",),
+    generated=generated,
+)

@@ -1,0 +1,47 @@
+"""The errors a user can act on: a stable code, what is wrong, where, and what to do about it."""
+
+from __future__ import annotations
+
+
+class NextnError(Exception):
+    """Base of every expected failure; the command line turns it into one or two lines and an exit status.
+
+    `code` is stable and meant for scripts; `subject` names the file, tensor or key; `remedy` says what to do.
+    """
+
+    exit_status = 3
+
+    def __init__(self, code: str, message: str, *, subject: str | None = None, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.subject = subject
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        where = f"{self.subject}: " if self.subject else ""
+        return f"{where}{self.message}" + (f"\n{self.remedy}" if self.remedy else "")
+
+
+class VerdictError(NextnError):
+    """The input is readable but the verdict is negative: an invalid file, a refused pair, a diverging stream."""
+
+    exit_status = 1
+
+
+class UsageError(NextnError):
+    """The command was used wrongly: contradictory options, an output that exists or is an input."""
+
+    exit_status = 2
+
+
+class InputError(NextnError):
+    """The input cannot be read, is incomplete or unsupported, or there is no space for the output."""
+
+    exit_status = 3
+
+
+class HubError(NextnError):
+    """The hub or the network did not answer as needed."""
+
+    exit_status = 4

@@ -1,0 +1,1 @@
+"""The bundled tiny Step-3.7 checkpoint (package data) and what `nextn demo` does with it."""

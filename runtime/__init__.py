@@ -1,0 +1,1 @@
+"""Runs models: the reference runtime and adapters to real engines."""

@@ -1,0 +1,1 @@
+"""Findings about the contents of a file, a plan or a pair."""
