@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from nextn.convert.safetensors_header import DTYPE_BYTES, Entry, parse_header
 from nextn.gguf_schema.contents import ByteSource, LocalFile
-from nextn.gguf_schema.errors import InputError
+from nextn.gguf_schema.errors import InputError, counted
 from nextn.validators.findings import Finding, Severity
 
 CONFIG = "config.json"
@@ -25,13 +25,18 @@ PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00
 
 @dataclass(frozen=True)
 class SourceTensor:
-    """A tensor of a checkpoint: hub name, safetensors dtype, torch shape, and where its bytes lie."""
+    """A tensor of a checkpoint: hub name, safetensors dtype, torch shape, and where its bytes lie.
+
+    An FP8 weight has a `scale` for each `block` of rows and columns of each of its matrices.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     source: ByteSource
     offset: int
+    scale: SourceTensor | None = None
+    block: tuple[int, int] = (1, 1)
 
     @property
     def elements(self) -> int:
@@ -44,7 +49,10 @@ class SourceTensor:
         return self.elements * DTYPE_BYTES[self.dtype]
 
     def read(self, start: int, count: int) -> bytes:
-        """Bytes of `count` elements from element `start`, counted row-major."""
+        """Bytes of `count` elements from element `start`, row-major; InputError when it has no such elements."""
+        if start < 0 or start + count > self.elements:
+            message = f"elements {start}…{start + count} are asked for, it has {self.elements}"
+            raise InputError("beyond-tensor", message, subject=self.name)
         size = DTYPE_BYTES[self.dtype]
         return self.source.read(self.offset + start * size, count * size)
 
@@ -111,8 +119,9 @@ def _weight_map(folder: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not all(isinstance(part, str) for part in weight_map.values()):
         raise InputError("bad-index", "`weight_map` is not an object of file names", subject=str(folder / INDEX))
     for part in set(weight_map.values()):
-        if Path(part).name != part:
-            raise InputError("bad-index", f"names a file outside the folder: {part}", subject=str(folder / INDEX))
+        if Path(part).name != part or part in ("", ".."):
+            message = f"names {part!r}, which is not a file of this folder"
+            raise InputError("bad-index", message, subject=str(folder / INDEX))
     return weight_map
 
 
@@ -139,37 +148,44 @@ def _reconcile(
     folder: Path, weight_map: Mapping[str, str], headers: Mapping[str, tuple[LocalFile, Mapping[str, Entry]]]
 ) -> tuple[dict[str, SourceTensor], dict[str, str], tuple[Finding, ...]]:
     """Join index and headers: the headers decide, every disagreement becomes a finding."""
+    holders: dict[str, list[str]] = {}
+    for part, (_, entries) in headers.items():
+        for name in entries:
+            holders.setdefault(name, []).append(part)
     findings: list[Finding] = []
-    tensors: dict[str, SourceTensor] = {}
+    chosen = {name: _chosen(name, parts, weight_map.get(name), findings) for name, parts in holders.items()}
+    tensors = {}
     for part, (source, entries) in headers.items():
-        unlisted = sorted(name for name in entries if weight_map and name not in weight_map)
-        if unlisted:
+        if unlisted := sorted(name for name in entries if weight_map and name not in weight_map):
             findings.append(_unlisted(part, unlisted))
         for name in sorted(entries):
-            if weight_map.get(name, part) != part:
-                findings.append(
-                    Finding(
-                        Severity.WARNING,
-                        "index-other-part",
-                        name,
-                        f"is in {part} too, but the index takes it from {weight_map[name]}; that one is used",
-                    )
-                )
-                continue
-            if name in tensors:
-                first = Path(tensors[name].source.name).name
-                raise InputError(
-                    "duplicate-tensor",
-                    f"is in both {first} and {part}, and no index says which one is meant",
-                    subject=name,
-                    remedy=f"remove the file that does not belong, or restore {INDEX}",
-                )
-            entry = entries[name]
-            tensors[name] = SourceTensor(name, entry.dtype, entry.shape, source, entry.offset)
+            if chosen[name] == part:
+                entry = entries[name]
+                tensors[name] = SourceTensor(name, entry.dtype, entry.shape, source, entry.offset)
     missing = {name: part for name, part in weight_map.items() if name not in tensors}
     for part in sorted(set(missing.values())):
         findings.append(_missing_part(folder, part, sorted(n for n, p in missing.items() if p == part)))
     return tensors, missing, tuple(findings)
+
+
+def _chosen(name: str, parts: list[str], listed: str | None, findings: list[Finding]) -> str:
+    """The part to take a tensor from: the one that the index names if it holds the tensor, else the only one."""
+    if listed in parts:
+        if others := [part for part in parts if part != listed]:
+            message = f"is in {', '.join(others)} too, but the index takes it from {listed}; that one is used"
+            findings.append(Finding(Severity.WARNING, "index-other-part", name, message))
+        return listed
+    if len(parts) > 1:
+        raise InputError(
+            "duplicate-tensor",
+            f"is in both {parts[0]} and {parts[1]}, and no index says which one is meant",
+            subject=name,
+            remedy=f"remove the file that does not belong, or restore {INDEX}",
+        )
+    if listed is not None:
+        message = f"is in {parts[0]}, where the index does not look for it ({listed} lacks it); it is used"
+        findings.append(Finding(Severity.WARNING, "index-other-part", name, message))
+    return parts[0]
 
 
 def _unlisted(part: str, names: list[str]) -> Finding:
@@ -177,20 +193,16 @@ def _unlisted(part: str, names: list[str]) -> Finding:
         Severity.WARNING,
         "index-lacks-tensors",
         part,
-        f"holds {len(names)} tensors that the index does not list ({_some(names)}); they are used",
+        f"holds {counted(len(names), 'tensor')} that the index does not list ({_some(names)}); they are used",
         f"rebuild {INDEX} if they do not belong to the model",
     )
 
 
 def _missing_part(folder: Path, part: str, names: list[str]) -> Finding:
-    state = "lacks" if (folder / part).is_file() else "is not there; the index expects from it"
-    return Finding(
-        Severity.ERROR,
-        "missing-tensors",
-        part,
-        f"{state} {len(names)} tensors ({_some(names)})",
-        f"download {part} again",
-    )
+    tensors = counted(len(names), "tensor")
+    there = (folder / part).is_file()
+    message = f"lacks {tensors} that the index expects from it" if there else f"is not there, with {tensors}"
+    return Finding(Severity.ERROR, "missing-tensors", part, f"{message} ({_some(names)})", f"download {part} again")
 
 
 def _some(names: list[str], shown: int = 3) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
+from types import UnionType
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +30,8 @@ class Facts:
     """What is known of a checkpoint when its hyper-parameters are worked out.
 
     `config` is the text configuration; `tensors` maps canonical names (see mapping.canonical) to tensors; `names` also
-    holds those of missing shards. Doubtful things are added to `findings`.
+    holds those of missing shards, and `missing` says which file each of them should be in. `trunk_wanted` is false when
+    only heads are written. Doubtful things are added to `findings`.
     """
 
     config: Mapping[str, Any]
@@ -36,6 +39,8 @@ class Facts:
     names: Collection[str] = ()
     trunk_blocks: int = 0
     nextn_blocks: int = 0
+    missing: Mapping[str, str] = field(default_factory=dict)
+    trunk_wanted: bool = True
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -58,21 +63,42 @@ class Facts:
             raise InputError("config-key", f"config.json lacks {' or '.join(keys)}", subject=keys[0])
         return default
 
-    def integer(self, *keys: str, default: Any = _REQUIRED) -> Any:
-        """As `get`, for a whole number that is not negative (or the default)."""
+    def integer(self, *keys: str, default: Any = _REQUIRED, least: int = 0) -> Any:
+        """As `get`, for a whole number from `least` on that fits 32 bits (or the default)."""
         value = self.get(*keys, default=default)
-        if value is not default and (type(value) is not int or value < 0):
-            raise InputError(
-                "config-value", f"config.json: {keys[0]} is {value!r}, want a whole number", subject=keys[0]
-            )
+        if value is not default and (type(value) is not int or not least <= value < 1 << 32):
+            raise _unfit(keys[0], value, f"a whole number from {least} on")
         return value
 
-    def number(self, *keys: str, default: Any = _REQUIRED) -> Any:
-        """As `get`, for a number (or the default)."""
+    def number(self, *keys: str, default: Any = _REQUIRED, above: float = -inf) -> Any:
+        """As `get`, for a finite number greater than `above` (or the default)."""
         value = self.get(*keys, default=default)
-        if value is not default and type(value) not in (int, float):
-            raise InputError("config-value", f"config.json: {keys[0]} is {value!r}, want a number", subject=keys[0])
-        return value if value is default else float(value)
+        if value is default:
+            return value
+        if type(value) not in (int, float) or not above < value < inf:
+            raise _unfit(keys[0], value, "a number" + (f" above {above:g}" if above > -inf else ""))
+        return float(value)
+
+    def word(self, *keys: str, default: str) -> str:
+        """As `get`, for a string."""
+        value = self.get(*keys, default=default)
+        if not isinstance(value, str):
+            raise _unfit(keys[0], value, "a string")
+        return value
+
+    def sequence(self, *keys: str, default: Any = _REQUIRED, of: type | UnionType = object) -> list[Any]:
+        """As `get`, for a list of values of one type."""
+        value = self.get(*keys, default=default)
+        if not isinstance(value, list | tuple) or not all(isinstance(item, of) for item in value):
+            raise _unfit(keys[0], value, f"a list of {getattr(of, '__name__', of)}" if of is not object else "a list")
+        return list(value)
+
+    def mapping(self, *keys: str) -> Mapping[str, Any]:
+        """As `get`, for an object; an absent one is empty."""
+        value = self.get(*keys, default={})
+        if not isinstance(value, Mapping):
+            raise _unfit(keys[0], value, "an object")
+        return value
 
     def require(self, holds: bool, subject: str, message: str) -> None:
         """Raise InputError when the configuration is something that GGUF or its runtimes cannot express."""
@@ -92,10 +118,20 @@ class Facts:
         """The values of a small integer tensor; they never pass through floats. InputError when it is missing."""
         tensor = self.tensors.get(name)
         if tensor is None:
-            raise InputError("missing-constant", "an integer constant of the model is not there", subject=name)
+            part = self.missing.get(name)
+            raise InputError(
+                "missing-constant",
+                "an integer constant that the trunk needs is not there" + (f": it should be in {part}" if part else ""),
+                subject=name,
+                remedy=f"download {part or 'the shard that holds it'} again; --emit mtp can do without",
+            )
         if tensor.dtype not in INTEGER_DTYPES or tensor.elements * 8 > SMALL_TENSOR_BYTES:
             raise InputError("bad-constant", f"is {tensor.dtype} {list(tensor.shape)}, want a few I64", subject=name)
         return tuple(np.frombuffer(tensor.read(0, tensor.elements), INTEGER_DTYPES[tensor.dtype]).tolist())
+
+
+def _unfit(key: str, value: object, want: str) -> InputError:
+    return InputError("config-value", f"config.json: {key} is {value!r:.60}, want {want}", subject=key)
 
 
 def _nothing(_: Facts, __: Any) -> Iterator[tuple[str, Recipe]]:

@@ -30,26 +30,36 @@ INDEXER_NORM_EPSILON = 1e-6
 
 def conv(source: SourceTensor) -> Recipe:
     """Depthwise kernels [channels, 1, K] or [channels, K], stored as [1, channels, 1, K]."""
-    channels, *_, kernel = source.shape
+    channels, *middle, kernel = source.shape
+    if middle not in ([1], []):
+        raise ValueError
     return copy(source, (1, channels, 1, kernel))
 
 
 def decay(sources: Sequence[SourceTensor], h: Glm5Next, _: int) -> Recipe:
     """-exp of the logarithm of the decay, one value a head; the source may have more dimensions and a longer tail."""
+    if sources[0].elements < h.attention_head_count:
+        raise ValueError
     values = select_rows(sources[0], [(0, h.attention_head_count)], width=1)
     return replace(values, shape=(h.attention_head_count,), function=negative_exp, note="-exp")
 
 
 def kv_keys(sources: Sequence[SourceTensor], h: Glm5Next, _: int) -> Recipe:
     """Key half of the latent projection."""
-    return split_kv_b_keys(sources[0], h.attention_head_count, h.attention_key_length_mla, h.attention_value_length_mla)
+    return split_kv_b_keys(*_kv_b(sources[0], h))
 
 
 def kv_values(sources: Sequence[SourceTensor], h: Glm5Next, _: int) -> Recipe:
     """Value half of the latent projection."""
-    return split_kv_b_values(
-        sources[0], h.attention_head_count, h.attention_key_length_mla, h.attention_value_length_mla
-    )
+    return split_kv_b_values(*_kv_b(sources[0], h))
+
+
+def _kv_b(source: SourceTensor, h: Glm5Next) -> tuple[SourceTensor, int, int, int]:
+    """The latent projection with its heads, key and value rows; ValueError when its rows are not theirs."""
+    heads, key, value = h.attention_head_count, h.attention_key_length_mla, h.attention_value_length_mla
+    if source.shape[0] != heads * (key + value):
+        raise ValueError
+    return source, heads, key, value
 
 
 CONV, EXPERTS = single(conv), joined(stack)
@@ -125,7 +135,7 @@ def hyperparameters(facts: Facts) -> Glm5Next:
     nope = facts.integer("qk_nope_head_dim")
     rank = facts.integer("kv_lora_rank")
     limit = facts.number("swiglu_limit", default=10.0)
-    gating = facts.get("scoring_func", default="sigmoid")
+    gating = facts.word("scoring_func", default="sigmoid")
     h = Glm5Next(
         trunk_blocks=facts.trunk_blocks,
         nextn_blocks=facts.nextn_blocks,
@@ -174,7 +184,7 @@ def hyperparameters(facts: Facts) -> Glm5Next:
     return h
 
 
-def _check_expressible(facts: Facts, h: Glm5Next, gating: object) -> None:
+def _check_expressible(facts: Facts, h: Glm5Next, gating: str) -> None:
     """What the configuration may say but GGUF or its runtimes cannot."""
     pool, top = h.attention_indexer_kpool, h.attention_indexer_top_k
     kda_heads = facts.integer("linear_attn_config.num_heads", "linear_num_heads", default=h.attention_head_count)
@@ -201,18 +211,16 @@ def _check_expressible(facts: Facts, h: Glm5Next, gating: object) -> None:
 
 def _is_kda(facts: Facts) -> list[bool]:
     """Which trunk layers are KDA; two lists in the configuration must agree."""
-    kinds = facts.get("layer_types", default=None)
-    kda = [i % 4 != 3 for i in range(facts.trunk_blocks)] if kinds is None else [kind == LINEAR for kind in kinds]
+    kinds = facts.sequence("layer_types", default=(), of=str)
+    kda = [kind == LINEAR for kind in kinds] or [i % 4 != 3 for i in range(facts.trunk_blocks)]
     facts.require(
         len(kda) >= facts.trunk_blocks, "layer_types", f"has {len(kda)} entries for {facts.trunk_blocks} layers"
     )
     kda = kda[: facts.trunk_blocks]
     for key, want in (("kda_layers", True), ("full_attn_layers", False)):
-        listed = facts.get(f"linear_attn_config.{key}", default=None)
         found = [i for i, is_kda in enumerate(kda) if is_kda is want]
-        facts.require(
-            listed is None or sorted(listed) == found, f"linear_attn_config.{key}", "disagrees with layer_types"
-        )
+        listed = facts.sequence(f"linear_attn_config.{key}", default=found, of=int)
+        facts.require(set(listed) == set(found), f"linear_attn_config.{key}", f"disagrees with layer_types: {found}")
     return kda
 
 
@@ -226,24 +234,24 @@ def _gate_lower_bound(facts: Facts) -> float | None:
 
 def _leading_dense(facts: Facts) -> int:
     """Number of dense layers in front; a dense layer behind a sparse one cannot be expressed."""
-    kinds = facts.get("mlp_layer_types", default=None)
-    listed = None if kinds is None else [kind == "dense" for kind in kinds]
-    leading = facts.integer("first_k_dense_replace", default=3 if listed is None else sum(listed))
-    fits = listed is None or listed == [i < leading for i in range(len(listed))]
+    listed = [kind == "dense" for kind in facts.sequence("mlp_layer_types", default=(), of=str)]
+    leading = facts.integer("first_k_dense_replace", default=sum(listed) if listed else 3)
+    fits = listed == [i < leading for i in range(len(listed))]
     facts.require(fits, "mlp_layer_types", f"is not {leading} dense layers followed by sparse ones")
     return int(leading)
 
 
 def _indexer_types(facts: Facts) -> tuple[bool, ...]:
     """Which trunk layers have an indexer of their own (`full`); the rest reuse an earlier selection (`shared`)."""
-    kinds = facts.get("indexer_types", default=None)
-    if kinds is None:
-        pattern = facts.get("index_topk_pattern", default=None)
-        if pattern is None:
+    kinds = facts.sequence("indexer_types", default=(), of=str)
+    if not kinds:
+        pattern = facts.get("index_topk_pattern", default=())
+        if not pattern:
             offset = facts.integer("index_skip_topk_offset", default=2)
             every = max(facts.integer("index_topk_freq", default=1), 1)
             return tuple(max(i - offset + 1, 0) % every == 0 for i in range(facts.trunk_blocks))
-        kinds = ["full" if letter == "F" else "shared" for letter in pattern]
+        letters = pattern if isinstance(pattern, str) else facts.sequence("index_topk_pattern", of=str)
+        kinds = ["full" if letter == "F" else "shared" for letter in letters]
     facts.require(
         len(kinds) == facts.trunk_blocks, "indexer_types", f"has {len(kinds)} entries for {facts.trunk_blocks} layers"
     )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from nextn.convert.checkpoint import SourceTensor
 from nextn.convert.transforms import Recipe, copy
 from nextn.gguf_schema.architecture import block_of
-from nextn.gguf_schema.errors import InputError
+from nextn.gguf_schema.errors import InputError, counted
 
 # A transform gets the sources of one target in order, the hyper-parameters and the block.
 Transform = Callable[[Sequence[SourceTensor], Any, int], Recipe]
@@ -121,10 +121,10 @@ class Names:
 
     def __init__(self, table: NameTable) -> None:
         self.rules = {_PLACEHOLDER.sub("{}", pattern): rule for pattern, rule in table.items()}
-        self._patterns: dict[str, str] = {}
+        self._patterns: dict[str, dict[int, str]] = {}
         for pattern, rule in table.items():
             for to in _targets(rule):
-                self._patterns.setdefault(to.target, pattern)
+                self._patterns.setdefault(to.target, {}).setdefault(to.part, pattern)
 
     def rule(self, canonical_name: str) -> To | tuple[To, ...] | str | None:
         """The rule for a name, or None when no rule knows it."""
@@ -134,11 +134,28 @@ class Names:
         """GGUF names of what the tensor becomes; empty when it is dropped or unknown."""
         return [to.target.format(i=_numbers(canonical_name)[0]) for to in _targets(self.rule(canonical_name))]
 
-    def source(self, target: str) -> str:
-        """The canonical hub name that a GGUF tensor is made from; parts stay placeholders."""
+    def source(self, target: str, part: int = 0) -> str:
+        """The canonical hub name that a GGUF tensor, or a named part of it, is made from; numbers stay placeholders."""
+        named, block = self._named_parts(target)
+        return named.get(part, target).replace("{i}", str(block))
+
+    def absent_part(self, made: Made) -> str | None:
+        """The hub name of a part that a tensor lacks by what is there, or None."""
+        named, _ = self._named_parts(made.name)
+        wanted = range(max(len(named), len(made.parts)))
+        part = next((part for part in wanted if part not in made.parts), None)
+        if part is None:
+            return None
+        if len(named) > 1:
+            return self.source(made.name, part)
+        name = made.sources[0].name
+        *_, number = _NUMBER.finditer(name)
+        return f"{name[: number.start()]}{part}{name[number.end() :]}"
+
+    def _named_parts(self, target: str) -> tuple[Mapping[int, str], int | None]:
         block = block_of(target)
         pattern = target if block is None else target.replace(f"blk.{block}.", "blk.{i}.", 1)
-        return self._patterns.get(pattern, target).replace("{i}", str(block))
+        return self._patterns.get(pattern, {}), block
 
 
 def _targets(rule: To | tuple[To, ...] | str | None) -> tuple[To, ...]:
@@ -191,9 +208,14 @@ def _made(gathered: Mapping[tuple[str, int], list[tuple[int, SourceTensor, Trans
                     "same-target",
                     f"is made by both {a.name} and {b.name}",
                     subject=target,
-                    remedy="remove one of the two spellings from the checkpoint",
+                    remedy="remove one of the two spellings from the checkpoint, or correct num_hidden_layers",
                 )
         yield Made(target, block, made[0][2], sources, parts)
+
+
+def _looks_like_a_heads(name: str, trunk_blocks: int) -> bool:
+    layer = layer_of(canonical(name, trunk_blocks))
+    return "mtp" in name or "nextn" in name or (layer is not None and layer >= trunk_blocks)
 
 
 def _unknown_names(unknown: list[str], names: Names, trunk_blocks: int) -> InputError:
@@ -203,11 +225,11 @@ def _unknown_names(unknown: list[str], names: Names, trunk_blocks: int) -> Input
         lines.append(f"  {name}" + (f"  (nearest rule: {near[0]})" if near else ""))
     if len(unknown) > 8:
         lines.append(f"  … {len(unknown) - 8} more")
-    of_head = [n for n in unknown if "mtp" in n or (layer_of(canonical(n, trunk_blocks)) or 0) >= trunk_blocks]
+    of_head = [name for name in unknown if _looks_like_a_heads(name, trunk_blocks)]
     kind = f"{len(of_head)} of them look like a head's in an unknown spelling; " if of_head else ""
+    tensors = counted(len(unknown), "tensor")
     return InputError(
         "unknown-tensors",
-        f"{len(unknown)} tensors have names that no rule knows ({kind}the trunk has {trunk_blocks} layers):\n"
-        + "\n".join(lines),
+        "\n".join([f"{tensors} with names that no rule knows ({kind}the trunk has {trunk_blocks} layers):", *lines]),
         remedy="nothing is converted, so that no part of the model is lost; report the names or rename the tensors",
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from nextn.convert.checkpoint import CONFIG, read_json
 from nextn.gguf_schema.contents import TensorInfo, Value, array
-from nextn.gguf_schema.errors import InputError
+from nextn.gguf_schema.errors import InputError, UsageError
 from nextn.gguf_schema.types import ValueType
 from nextn.validators.findings import Finding, Severity
 
@@ -187,6 +187,22 @@ def size_label(tensors: Iterable[TensorInfo]) -> str:
 def file_name(role: str, name: str, outtype: str) -> str:
     """The path of an output below its folder, for a role, a `<Name>` and a type such as `bf16`."""
     return FILE_NAMES[role].format(name=name, outtype=outtype.upper())
+
+
+def fill_template(template: str, role: str, name: str, outtype: str) -> str:
+    """A path from a template with `{name}`, `{role}`, `{outtype}` or `{ftype}`, and `{OUTTYPE}` or `{FTYPE}`.
+
+    Raises UsageError when it holds other fields.
+    """
+    lower, upper = outtype.lower(), outtype.upper()
+    values = {"name": name, "role": role, "outtype": lower, "ftype": lower, "OUTTYPE": upper, "FTYPE": upper}
+    try:
+        return template.format(lower, **values)
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        known = ", ".join(f"{{{field}}}" for field in values)
+        raise UsageError(
+            "bad-template", f"cannot be filled in: {error}", subject=template, remedy=f"fields: {known}"
+        ) from error
 
 
 def _settable_keys() -> dict[str, str]:

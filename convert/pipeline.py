@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from nextn.convert.checkpoint import open_checkpoint
+from nextn.convert.manifest import hash_files, manifest, write_manifest
 from nextn.convert.plan import Plan, PlannedFile
 from nextn.convert.planner import Options, plan_conversion
 from nextn.convert.writer import Progress, write_plan
@@ -28,10 +30,11 @@ class WrittenFile:
     role: Role
     tensors: int
     bytes: int
+    sha256: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """The file as `--json` prints it; hashes belong to the manifest."""
-        return {"path": str(self.path), "role": self.role, "tensors": self.tensors, "bytes": self.bytes, "sha256": None}
+        """The file as `--json` prints it; it has a hash only when a manifest was asked for."""
+        return asdict(self) | {"path": str(self.path)}
 
 
 @dataclass(frozen=True)
@@ -97,22 +100,39 @@ def execute(
     start: float,
     *,
     overwrite: bool = False,
+    jobs: int | None = None,
+    manifest_file: Path | None = None,
     progress: Progress | None = None,
 ) -> Conversion:
-    """Write a plan and check each file by reading it back; `start` is when the work began, in monotonic seconds."""
-    inputs = sorted(path for path in source.iterdir() if path.is_file())
-    paths = write_plan(planned, folder, inputs=inputs, overwrite=overwrite, progress=progress)
-    outputs = tuple(_look_back(file, path) for file, path in zip(planned.files, paths, strict=True))
+    """Write a plan and check each file by reading it back; `start` is when the work began, in monotonic seconds.
+
+    With `manifest_file` the files are hashed, and what they are made of is written there.
+    """
+    # A GGUF file is never read here, and one of an earlier run into the checkpoint's folder may be replaced.
+    inputs = sorted(path for path in source.iterdir() if path.is_file() and path.suffix != ".gguf")
+    paths = write_plan(planned, folder, inputs=inputs, overwrite=overwrite, jobs=jobs, progress=progress)
+    _look_back(planned, paths)
+    hashes = hash_files(paths, jobs or os.cpu_count() or 1) if manifest_file else {}
+    if manifest_file:
+        write_manifest(manifest_file, manifest(planned, hashes))
+    outputs = tuple(
+        WrittenFile(path, file.role, len(file.tensors), file.total_bytes, hashes.get(path))
+        for file, path in zip(planned.files, paths, strict=True)
+    )
     return Conversion(outputs, planned, time.monotonic() - start, planned.source_bytes)
 
 
-def _look_back(file: PlannedFile, path: Path) -> WrittenFile:
-    contents = open_gguf(path).contents
-    if (role := role_of(contents)) is not file.role or contents.tensors != file.contents.tensors:
-        raise VerdictError(
-            "not-as-planned", f"was written as {file.role} but reads as {role}", subject=str(path), remedy="report this"
-        )
-    return WrittenFile(path, role, len(contents.tensors), file.total_bytes)
+def _look_back(plan: Plan, paths: Sequence[Path]) -> None:
+    """Every file (or set of shards) reads as the role and the tensors that were planned."""
+    sets: dict[Role, list[tuple[PlannedFile, Path]]] = {}
+    for file, path in zip(plan.files, paths, strict=True):
+        sets.setdefault(file.role, []).append((file, path))
+    for role, members in sets.items():
+        contents = open_gguf(members[0][1]).contents
+        planned = {tensor.name: tensor for file, _ in members for tensor in file.tensors}
+        if role_of(contents) is not role or contents.tensors != planned:
+            message = f"was written as {role} but reads as {role_of(contents)}"
+            raise VerdictError("not-as-planned", message, subject=str(members[0][1]), remedy="report this")
 
 
 def peak_rss_bytes() -> int:

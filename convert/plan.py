@@ -5,8 +5,10 @@ A plan is printed by `--dry-run`, judged by the validator through `Contents`, an
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -93,11 +95,29 @@ class Plan:
         """Size of all files."""
         return sum(file.total_bytes for file in self.files)
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes with anything that changes the files' bytes: headers, recipes, types, and the sources themselves."""
+        digest = hashlib.sha256()
+        for file in self.files:
+            digest.update(f"{file.path}\n".encode() + file.header)
+        sources: dict[str, None] = {}
+        for payload in self.payload:
+            recipe = payload.recipe
+            digest.update(f"{payload.info} {recipe.shape} {recipe.width} {recipe.group} {recipe.note}\n".encode())
+            for run in recipe.runs:
+                digest.update(f"{run.start} {run.rows}\n".encode())
+                for source in run.sources:
+                    sources[source.source.identity] = None
+                    digest.update(f"{source.name} {source.dtype} {source.shape} {source.offset}\n".encode())
+        digest.update("\n".join(sources).encode())
+        return digest.hexdigest()
+
     @property
     def source_bytes(self) -> int:
         """Bytes of all source tensors that are read."""
         sources = {source for payload in self.payload for source in payload.recipe.sources}
-        return sum(source.nbytes for source in sources)
+        return sum(source.nbytes + (source.scale.nbytes if source.scale else 0) for source in sources)
 
     def as_json(self) -> dict[str, Any]:
         """What was left out and what was noticed, as `--json` prints it."""

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache, partial
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from nextn.convert.checkpoint import SourceTensor
 from nextn.convert.transforms import Floats
-from nextn.gguf_schema.types import BF16, F16, F32, Q8_0, TensorType
+from nextn.gguf_schema.types import BF16, F16, F32, TENSOR_TYPES, TensorType
 
 Bytes = npt.NDArray[np.uint8]
 
 
-def decode(data: bytes, dtype: str) -> Floats:
-    """The values of little-endian `data` of a safetensors dtype, as a flat float32 array."""
-    return np.frombuffer(data, DECODERS[dtype]).astype(np.float32, copy=False)
+def decode(source: SourceTensor, start: int, count: int) -> Floats:
+    """`count` values of a source from element `start`, row-major, as float32; whole rows of a scaled weight."""
+    data = source.read(start, count)
+    if source.scale is not None:
+        return _scaled(source, FP8_VALUES[source.dtype][np.frombuffer(data, np.uint8)], start)
+    return np.frombuffer(data, DECODERS[source.dtype]).astype(np.float32, copy=False)
 
 
 # The float dtypes a weight may have; integers are constants and never pass through floats.
@@ -25,7 +30,37 @@ DECODERS: dict[str, npt.DTypeLike] = {
     "F32": "<f4",
     "F16": "<f2",
     "BF16": ml_dtypes.bfloat16,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
 }
+# The values of the 256 bytes of an FP8 type: looking them up is faster than computing them.
+FP8_VALUES: dict[str, Floats] = {
+    name: np.arange(256, dtype=np.uint8).view(DECODERS[name]).astype(np.float32) for name in ("F8_E4M3", "F8_E5M2")
+}
+
+
+def _scaled(source: SourceTensor, values: Floats, start: int) -> Floats:
+    """Multiply rows of an FP8 weight by the scales of their blocks."""
+    *_, height, width = source.shape
+    scales = _scales(source)
+    block_rows, block_columns = source.block
+    rows = start // width + np.arange(values.size // width)
+    matrix, row = np.divmod(rows, height)
+    of_rows = scales[matrix * -(-height // block_rows) + row // block_rows]
+    if width % block_columns == 0:
+        values.reshape(len(rows), -1, block_columns)[...] *= of_rows[:, :, None]
+    else:
+        values.reshape(len(rows), width)[...] *= np.repeat(of_rows, block_columns, axis=1)[:, :width]
+    return values
+
+
+@lru_cache(maxsize=64)
+def _scales(source: SourceTensor) -> Floats:
+    """All scales of a weight, one row for each row of blocks; threads work on few weights at a time."""
+    scale = source.scale
+    assert scale is not None  # noqa: S101
+    return decode(scale, 0, scale.elements).reshape(-1, scale.shape[-1])
 
 
 def _f32(rows: Floats) -> Bytes:
@@ -54,23 +89,23 @@ ENCODERS: dict[TensorType, Callable[[Floats], Bytes]] = {
     F32: _f32,
     F16: _f16,
     BF16: _bf16,
-    Q8_0: lambda rows: _blocks(rows, "Q8_0"),
+    **{TENSOR_TYPES[name]: partial(_blocks, name=name) for name in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")},
 }
 
-# The largest value a type can hold without an infinity among its bytes: F16 itself, or a scale of absmax/127 in F16.
-# A value rounds to infinity from half a unit above the largest finite F16 on.
-_F16_OVERFLOW = 65520.0
-OVERFLOW: dict[TensorType, float] = {F16: _F16_OVERFLOW, Q8_0: _F16_OVERFLOW * 127}
+# How many F16 numbers stand at the head of each block: its scale, and its minimum where it has one; or the value itself.
+F16_FIELDS: dict[TensorType, int] = {F16: 1} | {
+    TENSOR_TYPES[name]: count for name, count in (("Q8_0", 1), ("Q4_0", 1), ("Q5_0", 1), ("Q4_1", 2), ("Q5_1", 2))
+}
 
 
 def encode(rows: Floats, type_: TensorType) -> Bytes:
     """The bytes of rows of float32 values in an output type; the row length must be divisible by the type's block.
 
-    Raises OverflowError when a finite value becomes infinite, as llama-quantize refuses it.
+    Raises OverflowError when a finite value, or the scale of finite values, becomes infinite, as llama-quantize does.
     """
-    limit = OVERFLOW.get(type_)
-    if limit is not None and rows.size:
-        largest = max(float(rows.max()), -float(rows.min()))
-        if limit <= largest < np.inf:
-            raise OverflowError(f"the value {largest:g} becomes infinite in {type_.name}")
-    return ENCODERS[type_](rows)
+    encoded = ENCODERS[type_](rows)
+    if type_ in F16_FIELDS:
+        stored = encoded.reshape(-1, type_.size)[:, : 2 * F16_FIELDS[type_]].view("<f2")
+        if not np.isfinite(stored).all() and np.isfinite(rows).all():
+            raise OverflowError(f"values up to {np.abs(rows).max():g} become infinite in {type_.name}")
+    return encoded

@@ -7,14 +7,12 @@ transformers 5.24 (`qwen4_exp`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
-from itertools import accumulate
-from typing import Any
+from dataclasses import replace
 
 from nextn.convert.checkpoint import SourceTensor
 from nextn.convert.family import Facts, Family
 from nextn.convert.mapping import Names, NameTable, To, Transform, joined, single
-from nextn.convert.ngrams import ngram_multipliers, ngram_vocab_sizes
+from nextn.convert.ngrams import TABLE, ngram_hyperparameters
 from nextn.convert.transforms import (
     Recipe,
     add_one,
@@ -30,12 +28,8 @@ from nextn.convert.transforms import (
 )
 from nextn.gguf_schema.qwen4exp import QWEN4EXP, Qwen4Exp
 
-NGRAM_FIELDS = [
-    field.name for field in fields(Qwen4Exp) if field.name.startswith("ple_") or field.name.endswith("_per_layer_input")
-]
 LINEAR = "linear_attention"
 ATTENTION = ("full_attention", "indexed_attention")
-TABLE = "layers.{i}.ple.ple_embedding."
 # The l2 norm of the delta net has this epsilon in the original code; runtimes of GGUF use rms_norm_eps instead.
 DELTA_NET_EPSILON = 1e-6
 
@@ -56,8 +50,8 @@ def qkv_rows(sources: Sequence[SourceTensor], h: Qwen4Exp, _: int) -> Recipe:
 
 def conv_channels(sources: Sequence[SourceTensor], h: Qwen4Exp, _: int) -> Recipe:
     """As `qkv_rows`, for the channels of the convolution; its middle dimension of one is dropped."""
-    recipe = reorder_row_heads(sources[0], _order(h), h.ssm_state_size, first=2 * h.key_width)
-    return replace(recipe, shape=(sources[0].shape[0], sources[0].shape[-1]))
+    shape = depthwise(sources[0]).shape
+    return replace(reorder_row_heads(sources[0], _order(h), h.ssm_state_size, first=2 * h.key_width), shape=shape)
 
 
 def head_values(sources: Sequence[SourceTensor], h: Qwen4Exp, _: int) -> Recipe:
@@ -75,29 +69,43 @@ def value_columns(sources: Sequence[SourceTensor], h: Qwen4Exp, _: int) -> Recip
     return reorder_column_heads(sources[0], _order(h), h.ssm_state_size)
 
 
+def _part(source: SourceTensor, start: int, rows: int, height: int) -> Recipe:
+    """`rows` rows from row `start` of matrices that must have `height` rows, so that the parts make up the whole."""
+    if source.shape[-2] != height:
+        raise ValueError
+    return split_rows(source, start, rows)
+
+
 def indexer_queries(sources: Sequence[SourceTensor], h: Qwen4Exp, _: int) -> Recipe:
     """The query rows of the indexer's fused projection."""
-    return split_rows(sources[0], 0, h.indexer_width)
+    width, key = h.indexer_width, h.attention_indexer_key_length
+    return _part(sources[0], 0, width, width + key)
 
 
 def indexer_keys(sources: Sequence[SourceTensor], h: Qwen4Exp, _: int) -> Recipe:
     """The key rows of the indexer's fused projection."""
-    return split_rows(sources[0], h.indexer_width, h.attention_indexer_key_length)
+    width, key = h.indexer_width, h.attention_indexer_key_length
+    return _part(sources[0], width, key, width + key)
 
 
 def gate_half(sources: Sequence[SourceTensor], h: Qwen4Exp, _: int) -> Recipe:
     """The first half of each expert's fused gate and up rows."""
-    return split_rows(sources[0], 0, h.expert_feed_forward_length)
+    half = h.expert_feed_forward_length
+    return _part(sources[0], 0, half, 2 * half)
 
 
 def up_half(sources: Sequence[SourceTensor], h: Qwen4Exp, _: int) -> Recipe:
     """The second half of each expert's fused gate and up rows."""
-    return split_rows(sources[0], h.expert_feed_forward_length, h.expert_feed_forward_length)
+    half = h.expert_feed_forward_length
+    return _part(sources[0], half, half, 2 * half)
 
 
 def depthwise(source: SourceTensor) -> Recipe:
-    """Depthwise kernels without their middle dimension of one."""
-    return copy(source, (source.shape[0], source.shape[-1]))
+    """Depthwise kernels [channels, 1, K] or [channels, K] without the middle dimension."""
+    channels, *middle, kernel = source.shape
+    if middle not in ([1], []):
+        raise ValueError
+    return copy(source, (channels, kernel))
 
 
 # Norms are stored around zero, except the delta net's own.
@@ -190,8 +198,10 @@ def hyperparameters(facts: Facts) -> Qwen4Exp:
     ratio = facts.integer("indexer_compress_ratio")
     key_length = facts.integer("head_dim")
     state = facts.integer("linear_key_head_dim")
-    value_heads = facts.integer("linear_num_value_heads")
-    sections = facts.get("rope_parameters.mrope_section", "rope_scaling.mrope_section", default=[11, 11, 10])
+    value_heads, key_heads = facts.integer("linear_num_value_heads"), facts.integer("linear_num_key_heads", least=1)
+    sections = facts.sequence(
+        "rope_parameters.mrope_section", "rope_scaling.mrope_section", default=[11, 11, 10], of=int
+    )
     share = facts.number("rope_parameters.partial_rotary_factor", "partial_rotary_factor", default=1.0)
     _check_expressible(facts, hidden, state, ratio)
     return Qwen4Exp(
@@ -221,21 +231,21 @@ def hyperparameters(facts: Facts) -> Qwen4Exp:
         expert_shared_feed_forward_length=facts.integer("shared_expert_intermediate_size"),
         ssm_conv_kernel=facts.integer("linear_conv_kernel_dim"),
         ssm_state_size=state,
-        ssm_group_count=facts.integer("linear_num_key_heads"),
+        ssm_group_count=key_heads,
         ssm_time_step_rank=value_heads,
         ssm_inner_size=value_heads * state,
         hyper_connection_count=facts.integer("hc_count"),
         hyper_connection_low_rank=facts.integer("hc_lowrank"),
         tied_output="lm_head.weight" not in facts.names and bool(facts.names),
-        **_ngrams(facts, hidden),
+        **ngram_hyperparameters(facts, linear),
     )
 
 
 def _is_linear(facts: Facts) -> tuple[bool, ...]:
     """Which blocks are gated delta nets; a head never is."""
-    kinds = facts.get("layer_types", default=None)
-    if kinds is None:
-        interval = facts.integer("full_attention_interval", default=4)
+    kinds = facts.sequence("layer_types", default=(), of=str)
+    if not kinds:
+        interval = facts.integer("full_attention_interval", default=4, least=1)
         kinds = [ATTENTION[0] if (i + 1) % interval == 0 else LINEAR for i in range(facts.trunk_blocks)]
     enough = len(kinds) >= facts.trunk_blocks
     facts.require(enough, "layer_types", f"has {len(kinds)} entries for {facts.trunk_blocks} layers")
@@ -248,10 +258,17 @@ def _check_expressible(facts: Facts, hidden: int, state: int, ratio: int) -> Non
     """What the configuration may say but GGUF or its runtimes cannot."""
     gate = facts.get("output_gate_type", "hidden_act", default="silu")
     budget = facts.integer("indexer_budget")
-    ngrams = facts.get("ple_layer_ids", default=[])
+    value_heads, key_heads = facts.integer("linear_num_value_heads"), facts.integer("linear_num_key_heads", least=1)
+    ngrams = facts.sequence("ple_layer_ids", default=())
+    rotated = facts.number("rope_parameters.partial_rotary_factor", "partial_rotary_factor", default=1.0)
     for holds, subject, message in (
         (gate == "sigmoid", "output_gate_type", f"is {gate!r}; runtimes compute sigmoid"),
         (facts.get("norm_topk_prob", default=True), "norm_topk_prob", "is off; runtimes always normalise"),
+        (
+            value_heads % key_heads == 0 and value_heads < 1 << 16,
+            "linear_num_value_heads",
+            f"is {value_heads}; the {key_heads} key heads must divide it",
+        ),
         (facts.integer("linear_value_head_dim") == state, "linear_value_head_dim", "differs from the key head width"),
         (
             ratio > 1 and budget % ratio == 0,
@@ -271,64 +288,16 @@ def _check_expressible(facts: Facts, hidden: int, state: int, ratio: int) -> Non
             "is on; the architecture has no such tensors",
         ),
         (facts.nextn_blocks <= 1, "mtp_num_hidden_layers", f"{facts.nextn_blocks} heads; runtimes take one"),
+        (
+            int(facts.integer("head_dim") * rotated) <= facts.integer("indexer_head_dim"),
+            "indexer_head_dim",
+            "is smaller than the rotated part of a head",
+        ),
     ):
         facts.require(bool(holds), subject, message)
     if (epsilon := facts.number("rms_norm_eps")) != DELTA_NET_EPSILON:
         message = f"is {epsilon:g}: llama.cpp uses it in the delta net too, where the model has {DELTA_NET_EPSILON:g}"
         facts.warn("delta-net-epsilon", "rms_norm_eps", message)
-
-
-def _ngrams(facts: Facts, hidden: int) -> dict[str, Any]:
-    """Hyper-parameters of the n-gram embedding; integer constants come from the checkpoint and stay integers."""
-    ids = facts.get("ple_layer_ids", default=[])
-    if not ids:
-        return dict.fromkeys(NGRAM_FIELDS) | {"ple_table_rows": 0}
-    layer = ids[0] - 1  # The configuration counts layers from 1.
-    table = TABLE.format(i=layer)
-    size = facts.integer("ngram_size", default=3)
-    per_ngram = facts.integer("heads_per_ngram", default=8)
-    stored = {
-        "ple_layer_multipliers": facts.integers(table + "layer_multipliers"),
-        "ple_head_offsets": facts.integers(table + "ngram_heads_offsets"),
-        "ple_head_vocab_sizes": facts.integers(table + "ngram_heads_vocab_sizes"),
-    }
-    _check_constants(facts, table, stored, size, (size - 1) * per_ngram)
-    rows = sum(t.shape[0] for name, t in facts.tensors.items() if name.startswith(table + "ngram_embedding."))
-    values = stored | {
-        "ple_layers": (layer,),
-        "ple_ngram_size": size,
-        "ple_heads_per_ngram": per_ngram,
-        "ple_conv_kernel": facts.integer("ple_conv_kernel_size", default=4),
-        "ple_eos_token_id": _ngram_eos(facts),
-        "ple_image_token_id": facts.integer("image_token_id", default=None),
-        "embedding_length_per_layer_input": facts.integer("ple_embed_dim", default=hidden) // ((size - 1) * per_ngram),
-    }
-    return values | {"ple_table_rows": rows}
-
-
-def _check_constants(facts: Facts, table: str, stored: dict[str, tuple[int, ...]], ngram_size: int, heads: int) -> None:
-    """The stored constants are used as they are; a warning tells when the model's own rules give others."""
-    vocab_sizes = ngram_vocab_sizes(facts.integer("ngram_vocab_size_base", default=20_000_000), heads)
-    computed = {
-        "ple_layer_multipliers": ngram_multipliers(
-            facts.integer("vocab_size"), facts.integer("seed", default=1234), ngram_size
-        ),
-        "ple_head_offsets": tuple(accumulate(vocab_sizes[:-1], initial=0)),
-        "ple_head_vocab_sizes": vocab_sizes,
-    }
-    for name, values in stored.items():
-        if values != computed[name]:
-            facts.warn("ngram-constants", table, f"{name} are not those of the model's rule; the stored ones are used")
-
-
-def _ngram_eos(facts: Facts) -> int:
-    """The token that cuts n-grams: the text configuration's end token, the first one of a list."""
-    eos = facts.get("eos_token_id")
-    if isinstance(eos, list):
-        facts.require(bool(eos), "eos_token_id", "is an empty list; the n-gram embedding needs an end token")
-        facts.warn("ngram-eos", "eos_token_id", f"is a list; n-grams are cut at its first entry, {eos[0]}")
-        return int(eos[0])
-    return int(facts.integer("eos_token_id"))
 
 
 FAMILY = Family(

@@ -11,7 +11,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from nextn.gguf_schema.contents import ByteSource
-from nextn.gguf_schema.errors import InputError
+from nextn.gguf_schema.errors import InputError, counted
 
 # The library's own limit for a header.
 MAX_HEADER = 100_000_000
@@ -91,15 +91,16 @@ def _check_ranges(source: ByteSource, entries: dict[str, Entry], position: int) 
         if entry.offset < position:
             raise _bad(source, f"tensors {last} and {name} overlap")
         if entry.offset > position:
-            raise _bad(source, f"{entry.offset - position} bytes before tensor {name} belong to no tensor")
+            raise _bad(source, f"no tensor owns the {counted(entry.offset - position, 'byte')} before {name}")
         position, last = entry.end, name
     if position > source.size:
         cut = [name for name, entry in entries.items() if entry.end > source.size]
+        first, lost = min(cut, key=lambda name: entries[name].offset), position - source.size
         raise InputError(
             "truncated-shard",
-            f"is {position - source.size} bytes short: {len(cut)} tensors are cut off, the first is {min(cut)}",
+            f"is {counted(lost, 'byte')} short: {counted(len(cut), 'tensor')} cut off from {first} on",
             subject=source.name,
             remedy="download the file again",
         )
     if position < source.size:
-        raise _bad(source, f"{source.size - position} bytes after the last tensor belong to no tensor")
+        raise _bad(source, f"no tensor owns the last {counted(source.size - position, 'byte')}")

@@ -5,7 +5,7 @@ Sources: conversion/step3.py of llama.cpp b11549; the configuration classes of t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nextn.convert.family import Facts, Family
@@ -65,17 +65,16 @@ NAMES: NameTable = {
 def hyperparameters(facts: Facts) -> Step35:
     """The hyper-parameters from the raw hub spelling or the one transformers writes; tensors settle what lists omit."""
     head_dim = facts.integer("head_dim")
-    heads = {
-        FULL: facts.integer("num_attention_heads"),
-        SLIDING: facts.integer("attention_other_setting.num_attention_heads", "num_sliding_attention_heads"),
-    }
+    heads = {FULL: facts.integer("num_attention_heads"), SLIDING: _sliding_heads(facts)}
     kv_heads = {FULL: facts.integer("num_attention_groups", "num_key_value_heads")}
     kv_heads[SLIDING] = facts.integer("attention_other_setting.num_attention_groups", default=kv_heads[FULL])
+    sliding_dim = facts.integer("attention_other_setting.head_dim", default=head_dim)
+    facts.require(sliding_dim == head_dim, "head_dim", f"is {head_dim}, but {sliding_dim} for sliding layers")
     kinds = _layer_kinds(facts, head_dim, heads)
     facts.require(SLIDING in kinds, "layer_types", "no sliding layer: llama.cpp aborts on such a step35 file")
     _check_rotary_share(facts, kinds)
     experts = _expert_blocks(facts)
-    gating = facts.get("moe_router_activation", default="sigmoid")
+    gating = facts.word("moe_router_activation", default="sigmoid")
     facts.require(gating in GATING, "moe_router_activation", f"{gating!r} is neither sigmoid nor softmax")
     return Step35(
         trunk_blocks=facts.trunk_blocks,
@@ -110,9 +109,19 @@ def hyperparameters(facts: Facts) -> Step35:
     )
 
 
+def _sliding_heads(facts: Facts) -> int:
+    """Query heads of sliding layers; transformers also writes them layer by layer."""
+    keys = ("attention_other_setting.num_attention_heads", "num_sliding_attention_heads")
+    by_layer = [Facts(layer) for layer in facts.mapping("per_layer_config").values()]
+    counts = {layer.integer("num_attention_heads", default=None) for layer in by_layer} - {None}
+    return int(facts.integer(*keys, default=counts.pop() if len(counts) == 1 else None) or facts.integer(*keys))
+
+
 def _layer_kinds(facts: Facts, head_dim: int, heads: dict[str, int]) -> list[str]:
     """The attention kind of every block: as listed, checked against the tensors; from the tensors where unlisted."""
-    listed = [*facts.get("layer_types"), *facts.get("mtp_layer_types", default=())]
+    listed = facts.sequence("layer_types", of=str)
+    if len(listed) == facts.trunk_blocks:
+        listed += facts.sequence("mtp_layer_types", default=(), of=str)
     kinds = []
     for i in facts.blocks:
         shape = facts.shape(f"layers.{i}.self_attn.q_proj.weight")
@@ -145,17 +154,28 @@ def _layer_kinds(facts: Facts, head_dim: int, heads: dict[str, int]) -> list[str
 
 def _expert_blocks(facts: Facts) -> frozenset[int]:
     """Blocks with routed experts: those with a router; without tensors, those that the configuration lists."""
+    listed = _listed_expert_blocks(facts)
+    if not facts.names:
+        return listed
     routed = frozenset(i for i in facts.blocks if f"layers.{i}.moe.gate.weight" in facts.names)
-    if facts.names:
-        return routed
+    if differing := sorted(routed ^ listed & set(facts.blocks)):
+        message = f"disagrees with the tensors on the experts of layers {differing}; the tensors decide"
+        facts.warn("expert-layers", "moe_layers_enum", message)
+    return routed
+
+
+def _listed_expert_blocks(facts: Facts) -> frozenset[int]:
     if listed := facts.get("moe_layers_enum", default=None):
-        return frozenset(int(i) for i in str(listed).split(","))
-    kinds = [*facts.get("mlp_layer_types"), *facts.get("mtp_mlp_layer_types", default=())]
+        layers = listed if isinstance(listed, list) else str(listed).split(",")
+        wrong = [layer for layer in layers if not str(layer).strip().isdigit()]
+        facts.require(not wrong, "moe_layers_enum", f"{wrong} are no layer numbers")
+        return frozenset(int(layer) for layer in layers)
+    kinds = facts.sequence("mlp_layer_types", of=str) + facts.sequence("mtp_mlp_layer_types", default=(), of=str)
     return frozenset(i for i, kind in enumerate(kinds) if kind == "sparse")
 
 
 def _check_rotary_share(facts: Facts, kinds: list[str]) -> None:
-    listed = facts.get("partial_rotary_factors", default=[])
+    listed = facts.sequence("partial_rotary_factors", default=())
     shares = dict(enumerate(listed)) | {
         kind: share
         for kind in ROTARY_SHARE
@@ -172,27 +192,30 @@ def _check_rotary_share(facts: Facts, kinds: list[str]) -> None:
 
 def _rope_base(facts: Facts, kinds: list[str], kind: str) -> float:
     """The rotary base of a kind of layer; all its layers must share one."""
-    listed = facts.get("rope_theta", default=None)
-    if not isinstance(listed, list):
-        return float(facts.number(f"rope_parameters.{kind}.rope_theta", "rope_theta"))
+    if not isinstance(facts.get("rope_theta", default=None), list):
+        return float(facts.number(f"rope_parameters.{kind}.rope_theta", "rope_theta", above=0))
+    listed = facts.sequence("rope_theta", of=int | float)
     bases = {float(base) for base, k in zip(listed, kinds, strict=False) if k == kind}
-    facts.require(len(bases) == 1, "rope_theta", f"{kind} layers have the bases {sorted(bases)}; a file holds one")
+    one = len(bases) == 1 and min(bases) > 0
+    facts.require(one, "rope_theta", f"{kind} layers have the bases {sorted(bases)}; a file holds one above 0")
     return bases.pop()
 
 
-def _llama3_scaling(facts: Facts) -> dict[str, Any] | None:
+def _llama3_scaling(facts: Facts) -> Mapping[str, Any] | None:
     """The llama3 rope scaling of the full layers, or None."""
-    scaling = facts.get("rope_scaling", f"rope_parameters.{FULL}", default={})
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    scaling = facts.mapping("rope_scaling", f"rope_parameters.{FULL}")
+    kind = Facts(scaling).word("rope_type", "type", default="default")
     facts.require(kind in ("llama3", "default"), "rope_scaling", f"rope type {kind!r} cannot be expressed for step35")
     return scaling if kind == "llama3" else None
 
 
 def _clamps(facts: Facts, key: str) -> tuple[float, ...] | None:
     """Activation limits by block; null means none (0)."""
-    listed = facts.get(key, default=None)
-    if listed is None:
+    if facts.get(key, default=None) is None:
         return None
+    listed = facts.sequence(key, of=int | float | None)
+    enough = len(listed) >= facts.trunk_blocks
+    facts.require(enough, key, f"has {len(listed)} entries for {facts.trunk_blocks} layers")
     short = len(facts.blocks) - len(listed)
     if short > 0:
         facts.warn("short-list", key, f"has no entry for the last {short} layers; no limit (0) is written for them")
@@ -204,7 +227,8 @@ def generated(facts: Facts, h: Step35) -> Iterator[tuple[str, Recipe]]:
     scaling = _llama3_scaling(facts)
     if scaling is None:
         return
-    context = scaling.get("original_max_position_embeddings")
+    settings = Facts(scaling)
+    context = settings.integer("original_max_position_embeddings", default=None, least=1)
     if context is None:
         context = ASSUMED_ORIGINAL_CONTEXT
         facts.warn(
@@ -213,13 +237,13 @@ def generated(facts: Facts, h: Step35) -> Iterator[tuple[str, Recipe]]:
             f"original_max_position_embeddings is absent; {context} is assumed, as the upstream converter does",
             "add it to config.json if you know it",
         )
-    rotated = int(h.attention_key_length * ROTARY_SHARE[FULL])
+    low = settings.number("low_freq_factor", default=1.0, above=0)
     factors = llama3_frequency_factors(
-        rotated,
+        int(h.attention_key_length * ROTARY_SHARE[FULL]),
         h.rope_freq_base,
-        factor=scaling.get("factor", 8.0),
-        low=scaling.get("low_freq_factor", 1.0),
-        high=scaling.get("high_freq_factor", 4.0),
+        factor=settings.number("factor", default=8.0, above=0),
+        low=low,
+        high=settings.number("high_freq_factor", default=4.0, above=low),
         context=context,
     )
     yield "rope_freqs.weight", constant("rope_freqs", [*factors, *[1.0] * (h.rope_factor_count - len(factors))])

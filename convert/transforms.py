@@ -46,8 +46,9 @@ class Recipe:
 
     @property
     def sources(self) -> tuple[SourceTensor, ...]:
-        """Every source tensor, once, in order of first use."""
-        return tuple(dict.fromkeys(source for run in self.runs for source in run.sources))
+        """Every tensor of the checkpoint that goes in, once, in order of first use; computed values have none."""
+        every = dict.fromkeys(source for run in self.runs for source in run.sources)
+        return tuple(source for source in every if not isinstance(source.source, MemoryFile))
 
     def chunks(self, elements: int) -> Iterator[tuple[Run, ...]]:
         """Runs cut and joined into pieces of at most about `elements` elements, at least one group each."""

@@ -1,7 +1,7 @@
 """Executes a plan: every source byte is read once and goes to all files that need it.
 
-A file is written as `<name>.partial` beside its final name, synced, and renamed when all files are complete; an
-interrupted run leaves no file under a final name.
+A file is written as `<name>.partial` beside its final name, synced, and renamed when all files are complete. An
+interrupted run leaves no incomplete file under a final name, and the same command continues from its journal.
 """
 
 from __future__ import annotations
@@ -9,195 +9,179 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
+from nextn.convert.journal import Journal
+from nextn.convert.output import PARTIAL, Output, sync_folder
+from nextn.convert.payload import Piece, piece_bytes, pieces
+from nextn.convert.plan import Payload, Plan
+from nextn.gguf_schema.errors import InputError, NextnError, UsageError
 
-from nextn.convert.plan import Payload, Plan, PlannedFile
-from nextn.convert.quantize import Bytes, decode, encode
-from nextn.convert.transforms import Run
-from nextn.gguf_schema.errors import InputError, UsageError
-
-# Elements per chunk: a few tens of MB with its float32 intermediates.
-CHUNK_ELEMENTS = 4 * 1024 * 1024
-PARTIAL = ".partial"
+# So much data at most is lost when the machine (not the process) crashes.
+SYNC_BYTES = 16 << 30
 # Called with the number of bytes written since the last call.
 Progress = Callable[[int], None]
 
 
 def write_plan(
-    plan: Plan, folder: Path, *, inputs: Sequence[Path] = (), overwrite: bool = False, progress: Progress | None = None
+    plan: Plan,
+    folder: Path,
+    *,
+    inputs: Sequence[Path] = (),
+    overwrite: bool = False,
+    jobs: int | None = None,
+    progress: Progress | None = None,
 ) -> list[Path]:
-    """Write all files of the plan under `folder` and return their paths.
+    """Write all files of the plan under `folder` with `jobs` threads and return their paths, or continue doing so.
 
-    Raises UsageError when an output exists (without `overwrite`) or is one of the inputs, InputError when space is
-    short, a source cannot be read or a value does not fit its type. After an error no new file has a final name.
+    Raises UsageError when an output exists (without `overwrite`), is one of the inputs, or is being written by another
+    process; InputError when space is short, a source cannot be read or a value does not fit its type. After an error
+    no incomplete file has a final name; finished data is kept for the same call, unless the call can never succeed.
     """
     paths = [folder / file.path for file in plan.files]
-    check_outputs(paths, inputs, overwrite)
-    _make_room(plan, folder, paths)
+    _check_names(paths, inputs)
+    _make_folders(paths[:1])
     with ExitStack() as cleanup:
-        outputs = [cleanup.enter_context(_Output(file, path)) for file, path in zip(plan.files, paths, strict=True)]
-        for payload in plan.payload:
-            _write_payload(payload, outputs, progress)
-        for output in outputs:
-            output.sync()
-        for output in outputs:
-            output.rename()
+        journal = cleanup.enter_context(Journal(plan, paths[0]))
+        try:
+            if not journal.found.complete:
+                _refuse_existing(paths, overwrite)
+                _make_folders(paths)
+                outputs = [
+                    cleanup.enter_context(Output(file, path)) for file, path in zip(plan.files, paths, strict=True)
+                ]
+                _prepare(plan, outputs, journal)
+                _stream(plan, outputs, journal, jobs or os.cpu_count() or 1, progress or (lambda _: None))
+            _rename(paths)
+        except NextnError as error:
+            if error.code in HOPELESS:
+                for path in paths:
+                    path.with_name(path.name + PARTIAL).unlink(missing_ok=True)
+            if error.code in HOPELESS or not journal.started:
+                journal.remove()
+            raise
+        journal.remove()
     return paths
 
 
-def _write_payload(payload: Payload, outputs: Sequence[_Output], progress: Progress | None) -> None:
-    name = payload.info.name
-    holders = [output for output in outputs if name in output.offsets]
-    named = [output for output in outputs if name in output.file.hash_fields]
-    digest = hashlib.sha256()
-    for position, data in payload_bytes(payload):
-        for output in holders:
-            output.write(name, position, data)
-        if named:
-            digest.update(data)
-        if progress:
-            progress(len(data) * len(holders))
-    for output in named:
-        output.write_hash(name, digest.hexdigest())
+# The same call would meet these errors again, so nothing is kept for it.
+HOPELESS = ("overflow",)
 
 
-def check_outputs(paths: Sequence[Path], inputs: Sequence[Path], overwrite: bool) -> None:
-    """Raise UsageError when a path is among the inputs, is given twice, or exists and `overwrite` is false."""
+def _check_names(paths: Sequence[Path], inputs: Sequence[Path]) -> None:
     protected = {path.resolve() for path in inputs}
     for path in paths:
         if path.resolve() in protected:
             raise UsageError("output-is-input", "is an input; an input is never opened for writing", subject=str(path))
-        if path.exists() and not overwrite:
-            raise UsageError(
-                "output-exists", "exists", subject=str(path), remedy="choose another place or give --overwrite"
-            )
     if len(set(paths)) < len(paths):
-        raise UsageError("same-output", "two files would get the same name", subject=str(paths[0]))
+        remedy = "put {role} into the template"
+        raise UsageError("same-output", "several files would get this name", subject=str(paths[0]), remedy=remedy)
 
 
-def _make_room(plan: Plan, folder: Path, paths: Sequence[Path]) -> None:
-    try:
-        for path in paths:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free
-    except OSError as error:
-        raise InputError("no-folder", f"cannot be made: {error.strerror}", subject=str(folder)) from error
-    if free < plan.total_bytes:
+def _refuse_existing(paths: Sequence[Path], overwrite: bool) -> None:
+    for path in paths:
+        if path.exists() and not overwrite:
+            remedy = "choose another place or give --overwrite"
+            raise UsageError("output-exists", "exists", subject=str(path), remedy=remedy)
+
+
+def _make_folders(paths: Iterable[Path]) -> None:
+    for folder in {path.parent for path in paths}:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError("no-folder", f"cannot be made: {error.strerror}", subject=str(folder)) from error
+
+
+def _prepare(plan: Plan, outputs: Sequence[Output], journal: Journal) -> None:
+    """Make sure of the space, and open the partial files: as they are when a run is continued, else anew."""
+    if not all(output.is_whole for output in outputs):
+        journal.found.tensors.clear()
+    kept = sum(output.allocated for output in outputs) if journal.found.tensors else 0
+    folder = outputs[0].partial.parent
+    free = shutil.disk_usage(folder).free
+    if free < plan.total_bytes - kept:
         raise InputError(
             "no-space",
-            f"needs {plan.total_bytes:,} bytes, {free:,} are free",
+            f"{plan.total_bytes - kept:,} bytes are needed, {free:,} are free",
             subject=str(folder),
             remedy="free some space, choose another disk, or emit fewer roles at a time",
         )
+    for output in outputs:
+        output.open(anew=not journal.found.tensors)
+    journal.start()
 
 
-def payload_bytes(payload: Payload) -> Iterator[tuple[int, memoryview]]:
-    """The data of a tensor in order: pairs of byte position and bytes.
+def _stream(plan: Plan, outputs: Sequence[Output], journal: Journal, jobs: int, progress: Progress) -> None:
+    """Write all data that an earlier run has not, and force it to the disk.
 
-    Raises InputError when a source cannot be read or a value does not fit the type.
+    Threads read and encode; this one alone writes, in order, since writers to one file only wait for each other.
     """
-    position = 0
-    for runs in payload.recipe.chunks(CHUNK_ELEMENTS):
+    done = journal.found.tensors
+    digests = {name: digest for name, digest in done.items() if digest}
+    hashed = {name for output in outputs for name in output.file.hash_fields}
+    todo = (payload for payload in plan.payload if payload.info.name not in done)
+    digest, unsynced = hashlib.sha256(), 0
+    with ThreadPoolExecutor(jobs) as pool:
         try:
-            data = _chunk(payload, runs)
-        except OverflowError as error:
+            for piece, data in _in_order(pool, todo, 2 * jobs):
+                name = piece.payload.info.name
+                written = sum(output.write(name, piece.offset, data) for output in outputs)
+                progress(written)
+                unsynced += written
+                if name in hashed:
+                    digest.update(data)
+                if piece.last:
+                    if name in hashed:
+                        digests[name], digest = digest.hexdigest(), hashlib.sha256()
+                    journal.done(name, digests.get(name))
+                    if unsynced > SYNC_BYTES:
+                        _sync(pool, outputs)
+                        journal.synced()
+                        unsynced = 0
+            for output in outputs:
+                output.write_hashes(digests)
+            _sync(pool, outputs)
+            journal.synced(complete=True)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _in_order(pool: ThreadPoolExecutor, payloads: Iterable[Payload], ahead: int) -> Iterator[tuple[Piece, memoryview]]:
+    """The data of all pieces in order, at most `ahead` of them made before they are asked for."""
+    waiting: deque[tuple[Piece, Future[memoryview]]] = deque()
+    for payload in payloads:
+        for piece in pieces(payload):
+            waiting.append((piece, pool.submit(piece_bytes, piece)))
+            if len(waiting) >= ahead:
+                first, future = waiting.popleft()
+                yield first, future.result()
+    for first, future in waiting:
+        yield first, future.result()
+
+
+def _sync(pool: ThreadPoolExecutor, outputs: Sequence[Output]) -> None:
+    for _ in pool.map(Output.sync, outputs):
+        pass
+
+
+def _rename(paths: Sequence[Path]) -> None:
+    """Give complete files their final names; those that already have them stay."""
+    for path in paths:
+        partial = path.with_name(path.name + PARTIAL)
+        try:
+            if partial.exists():
+                partial.replace(path)
+        except OSError as error:
+            raise InputError("write-error", f"cannot be renamed: {error.strerror}", subject=str(partial)) from error
+        if not path.exists():
             raise InputError(
-                "overflow",
-                f"{error} (source {runs[0].sources[0].name})",
-                subject=payload.info.name,
-                remedy="choose bf16 or f32 for it with --outtype",
-            ) from error
-        view = memoryview(data) if isinstance(data, bytes) else data.reshape(-1).data
-        yield position, view
-        position += len(view)
-
-
-def _chunk(payload: Payload, runs: Sequence[Run]) -> Bytes | bytes:
-    recipe, type_ = payload.recipe, payload.info.type
-    dtypes = {source.dtype for run in runs for source in run.sources}
-    if recipe.function is None and dtypes == {type_.name} and all(len(run.sources) == 1 for run in runs):
-        return b"".join(_read(run, recipe.width) for run in runs)
-    rows = np.concatenate([_values(run, recipe.width) for run in runs])
-    if recipe.function is not None:
-        rows = recipe.function(rows)
-    return encode(rows.reshape(-1, payload.info.ne[0]), type_)
-
-
-def _read(run: Run, width: int, source: int = 0) -> bytes:
-    return run.sources[source].read(run.start * width, run.rows * width)
-
-
-def _values(run: Run, width: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-    parts = [
-        decode(_read(run, width, k), source.dtype).reshape(run.rows, width) for k, source in enumerate(run.sources)
-    ]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-
-
-class _Output:
-    """A file being written; leaving the context without `rename` removes the partial file."""
-
-    def __init__(self, file: PlannedFile, path: Path) -> None:
-        self.path = path
-        self.partial = path.with_name(path.name + PARTIAL)
-        self.offsets = {tensor.name: len(file.header) + tensor.offset for tensor in file.tensors}
-        self.file = file
-        self._descriptor = -1
-
-    def __enter__(self) -> _Output:
-        try:
-            self._descriptor = os.open(
-                self.partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0), 0o666
+                "lost-output", "was complete but is gone", subject=str(path), remedy="run the same command again"
             )
-            os.ftruncate(self._descriptor, self.file.total_bytes)
-        except OSError as error:
-            raise self._failed(error) from error
-        self._write(memoryview(self.file.header), 0)
-        return self
-
-    def write(self, name: str, position: int, data: memoryview) -> None:
-        """Put bytes of a tensor at their place."""
-        self._write(data, self.offsets[name] + position)
-
-    def write_hash(self, name: str, digest: str) -> None:
-        """Put the sha256 of a tensor's data, in hexadecimal, where the header has room for it."""
-        self._write(memoryview(digest.encode()), self.file.hash_fields[name])
-
-    def _write(self, data: memoryview, offset: int) -> None:
-        try:
-            while data:
-                written = os.pwrite(self._descriptor, data, offset)
-                data, offset = data[written:], offset + written
-        except OSError as error:
-            raise self._failed(error) from error
-
-    def _failed(self, error: OSError) -> InputError:
-        return InputError("write-error", f"cannot be written: {error.strerror}", subject=str(self.path))
-
-    def sync(self) -> None:
-        """Force the bytes to the disk."""
-        try:
-            os.fsync(self._descriptor)
-        except OSError as error:
-            raise self._failed(error) from error
-
-    def rename(self) -> None:
-        """Give the complete file its final name."""
-        try:
-            self.partial.replace(self.path)
-        except OSError as error:
-            raise self._failed(error) from error
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-    def __exit__(self, *_: object) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        self.partial.unlink(missing_ok=True)
+    for folder in {path.parent for path in paths}:
+        sync_folder(folder)

@@ -141,7 +141,8 @@ class TensorSpec:
 
     `name` holds `{i}` for the block. `dims` names the hyper-parameters that give its dimensions, fastest first; one
     that is a method or a per-block tuple is taken for the block. `when` says which blocks have it; `roles` applies to
-    tensors outside blocks, a block's roles follow from its index. `optional` tensors may be there or not.
+    tensors outside blocks, a block's roles follow from its index. `f32` tensors are stored in F32 whatever
+    type is asked for, `eight_bits` ones in Q8_0 at the least. `optional` tensors may be there or not.
     """
 
     name: str
@@ -149,6 +150,7 @@ class TensorSpec:
     when: Callable[[Any, int], bool] = everywhere
     roles: frozenset[Role] = EVERY_ROLE
     f32: bool = False
+    eight_bits: bool = False
     optional: bool = False
     without: Without = Without.REFUSES
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,11 @@ class ByteSource(Protocol):
         """Length in bytes."""
         ...
 
+    @property
+    def identity(self) -> str:
+        """A text that changes when the bytes may have changed."""
+        ...
+
     def read(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from `offset`; InputError when they are not there."""
         ...
@@ -41,9 +47,11 @@ class LocalFile:
         self.name = str(path)
         try:
             self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-            self.size = os.fstat(self._descriptor).st_size
+            status = os.fstat(self._descriptor)
         except OSError as error:
             raise InputError("unreadable", f"cannot be opened: {error.strerror}", subject=str(path)) from error
+        self.size = status.st_size
+        self.identity = f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from `offset`; InputError when the file is shorter or the disk fails."""
@@ -83,6 +91,11 @@ class MemoryFile:
     def size(self) -> int:
         """Length in bytes."""
         return len(self.data)
+
+    @property
+    def identity(self) -> str:
+        """The hash of the data."""
+        return hashlib.sha256(self.data).hexdigest()
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from `offset`; InputError when the data is shorter."""

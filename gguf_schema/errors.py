@@ -45,3 +45,8 @@ class HubError(NextnError):
     """The hub or the network did not answer as needed."""
 
     exit_status = 4
+
+
+def counted(number: int, thing: str) -> str:
+    """A number and what it counts, for messages: `1 head`, `3 heads`."""
+    return f"{number} {thing}" + ("" if number == 1 else "s")

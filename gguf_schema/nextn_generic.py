@@ -6,6 +6,7 @@ from nextn.gguf_schema.architecture import Role, block_of
 from nextn.gguf_schema.contents import Contents
 
 EMBEDDING = "token_embd.weight"
+OUTPUT = "output.weight"
 
 # Keys of a shared sidecar: that it is one, and which target it borrows from. The hash is over the data bytes of the
 # embedding that a self-contained file of the same run would hold, in hexadecimal.

@@ -57,6 +57,11 @@ class TensorType(NamedTuple):
         """Whether the size of a block is known; an unknown type is copied as opaque bytes."""
         return self.size > 0
 
+    @property
+    def bits(self) -> float:
+        """Bits an element."""
+        return 8 * self.size / self.block
+
     def row_bytes(self, elements: int) -> int:
         """Bytes of a row of `elements` values, which `block` must divide."""
         return elements // self.block * self.size
@@ -120,7 +125,7 @@ def tensor_type(id_: int) -> TensorType:
 
 
 # Types that converting can write, as the command line spells them.
-OUTPUT_TYPES = ("f32", "f16", "bf16", "q8_0")
+OUTPUT_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 # `general.file_type` per output type (llama.h, LLAMA_FTYPE_*).
 FILE_TYPES: dict[str, int] = {

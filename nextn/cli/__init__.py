@@ -38,10 +38,14 @@ def group() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its status; errors are one or two lines, never a traceback."""
-    from nextn.cli.report import exit_status_of
+    from nextn.cli.report import exit_status_of, print_anything
 
+    print_anything()
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        group.main(arguments, prog_name="nextn", standalone_mode=False)
+        # Without standalone mode click returns the status of `Context.exit`, and otherwise what the command returns.
+        returned = group.main(arguments, prog_name="nextn", standalone_mode=False)
+        status = returned if isinstance(returned, int) else 0
     except (Exception, KeyboardInterrupt) as error:
-        sys.exit(exit_status_of(error, arguments))
+        status = exit_status_of(error, arguments)
+    sys.exit(status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,13 @@ import click
 
 from nextn.cli.report import Report, report_options, size
 from nextn.gguf_schema.architecture import Role
+from nextn.gguf_schema.errors import UsageError
 from nextn.gguf_schema.types import OUTPUT_TYPES
 
 if TYPE_CHECKING:
     from nextn.convert.pipeline import Conversion
-    from nextn.convert.plan import Plan
+    from nextn.convert.plan import Plan, PlannedFile
+    from nextn.convert.planner import Options
 
 EXAMPLE = """
 \b
@@ -23,94 +26,178 @@ Example:
 """
 
 
-class RoleList(click.ParamType[tuple[Role, ...]]):
-    """Roles separated by commas."""
+def roles(_: click.Context, __: click.Parameter, value: str | None) -> tuple[Role, ...]:
+    """The roles named in a list with commas; none when the option is not given."""
+    if value is None:
+        return ()
+    try:
+        return tuple(Role(part.strip()) for part in value.split(","))
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} names something other than {', '.join(Role)}") from error
 
-    name = "roles"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Role, ...]:
-        """The roles named in the value."""
-        try:
-            return tuple(Role(part.strip()) for part in value.split(","))
-        except ValueError:
-            self.fail(f"{value!r} names something other than {', '.join(Role)}", param, ctx)
+def not_empty(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    """The text as it is; a blank one would give files without a name."""
+    if value is not None and not value.strip():
+        raise click.BadParameter("is empty")
+    return value
 
 
 @click.command(epilog=EXAMPLE)
 @click.argument("source", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder for the files.")
-@click.option("--emit", type=RoleList(), default="combined", show_default=True, help=f"Which files: {', '.join(Role)}.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for the files; made when missing.")
 @click.option(
-    "--outtype", type=click.Choice(("auto", *OUTPUT_TYPES)), default="auto", show_default=True, help="Type of matrices."
+    "--outfile", metavar="TEMPLATE", help="Path of the file instead; may hold {name}, {role}, {outtype}, {OUTTYPE}."
 )
+@click.option(
+    "--emit", callback=roles, metavar="ROLE,...", help=f"Which files to write: {', '.join(Role)}.  [default: combined]"
+)
+@click.option("--mtp", "short_emit", flag_value="mtp", help="The same as --emit mtp.")
+@click.option("--no-mtp", "short_emit", flag_value="trunk", help="The same as --emit trunk.")
+@click.option(
+    "--outtype",
+    type=click.Choice(("auto", *OUTPUT_TYPES)),
+    default="auto",
+    show_default=True,
+    help="Type of matrices; auto keeps F16 and makes all else BF16. Norms and other small tensors are always F32.",
+)
+@click.option(
+    "--tensor-type",
+    multiple=True,
+    metavar="REGEX=TYPE",
+    help="Type of the tensors whose GGUF name the pattern is found in; the first match counts. May be repeated.",
+)
+@click.option("--fp8-as-q8", is_flag=True, help="Store the matrices that are FP8 in the checkpoint as q8_0.")
+@click.option("--split-max-size", metavar="SIZE", default="0", help="Largest shard, for example 48G.")
+@click.option("--split-max-tensors", type=click.IntRange(0), default=0, help="Most tensors in a shard.")
+@click.option("--no-tensor-first-split", is_flag=True, help="Keep the first shard free of tensors.")
 @click.option("--require-mtp", is_flag=True, help="Fail when the checkpoint has no head.")
-@click.option("--model-name", help="Replaces general.name.")
-@click.option("--metadata", type=click.Path(path_type=Path), help="JSON file with general.* keys that replace others.")
-@click.option("--pre", help="Pre-tokenizer type, when it is not recognised.")
-@click.option("--tie", is_flag=True, help="Use the embeddings when there is no output matrix.")
-@click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
+@click.option("--model-name", callback=not_empty, metavar="NAME", help="The general.name of the files.")
+@click.option(
+    "--metadata", type=click.Path(path_type=Path), metavar="FILE", help="JSON object of general.* keys to set."
+)
+@click.option("--pre", metavar="TYPE", help="Pre-tokenizer type, for a tokenizer.json that is not recognised.")
+@click.option("--tie", is_flag=True, help="Take the embeddings as output matrix when the checkpoint has none.")
+@click.option("--jobs", type=click.IntRange(1), help="Threads.  [default: one per processor]")
+@click.option(
+    "--manifest", type=click.Path(path_type=Path), metavar="FILE", help="Write there what each tensor was made of."
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be written, and write nothing.")
 @click.option("--overwrite", is_flag=True, help="Replace files that exist.")
 @report_options
-def command(
-    source: Path,
-    output: Path,
-    emit: tuple[Role, ...],
-    outtype: str,
-    require_mtp: bool,
-    model_name: str | None,
-    metadata: Path | None,
-    pre: str | None,
-    tie: bool,
-    dry_run: bool,
-    overwrite: bool,
-    as_json: bool,
-    quiet: bool,
-    debug: bool,
-) -> None:
-    """Convert the checkpoint in SOURCE to GGUF files of the asked roles, with one read of its bytes."""
-    from nextn.convert.pipeline import execute, plan
-    from nextn.convert.planner import Options
+def command(source: Path, **asked: Any) -> None:
+    """Convert the checkpoint in folder SOURCE to GGUF files.
 
-    report = Report(as_json, quiet)
+    One file is written per role, all from one read of the checkpoint's bytes. Roles: combined (trunk and head), trunk,
+    mtp (the head with embeddings and output matrix, a draft model of its own), mtp-shared (the head alone).
+    A run that was interrupted continues when the same command is given again.
+    """
+    from nextn.convert.pipeline import execute, plan
+
+    report = Report(asked["as_json"], asked["quiet"])
     start = time.monotonic()
-    planned = plan(source, Options(emit, outtype, require_mtp, model_name, metadata, pre, tie))
+    folder, outfile = _place(asked["output"], asked["outfile"])
+    nearest = nearest_folder(folder if outfile is None else Path(outfile).parent)
+    planned = plan(source, _options(asked, outfile))
     for finding in planned.findings:
         report.note(str(finding))
-    if dry_run:
-        report.result(_plan_text(planned, output), planned.as_json() | {"outputs": planned_outputs(planned, output)})
+    if asked["dry_run"]:
+        free = shutil.disk_usage(nearest).free
+        report.result(_plan_text(planned, folder, free), plan_as_json(planned, folder, free, start))
         return
-    with report.progress("writing", planned.total_bytes) as progress:
-        done = execute(planned, source, output, start, overwrite=overwrite, progress=progress)
+    with report.progress("writing", sum(file.data_bytes for file in planned.files)) as progress:
+        done = execute(
+            planned,
+            source,
+            folder,
+            start,
+            overwrite=asked["overwrite"],
+            jobs=asked["jobs"],
+            manifest_file=asked["manifest"],
+            progress=progress,
+        )
     report.result(_text(done), done.as_json())
 
 
-def planned_outputs(plan: Plan, folder: Path) -> list[dict[str, Any]]:
-    """The files of a plan as `--dry-run --json` prints them, with the types and sources of their tensors."""
+def _place(output: Path | None, outfile: str | None) -> tuple[Path, str | None]:
+    """The folder for the files and the template of their names; a template that is a folder counts as the folder."""
+    if (output is None) == (outfile is None):
+        raise UsageError("no-output", "give either -o FOLDER or --outfile TEMPLATE", subject="-o")
+    if outfile is not None and Path(outfile).is_dir():
+        return Path(outfile), None
+    return output or Path(), outfile
+
+
+def _options(asked: dict[str, Any], outfile: str | None) -> Options:
+    """What was asked for, in the words of the planner."""
+    from nextn.convert.planner import Options
+    from nextn.convert.splitting import Split, parse_size
+    from nextn.convert.tensor_types import parse_rule
+
+    if asked["emit"] and asked["short_emit"]:
+        raise UsageError("emit-twice", "say it with --emit alone", subject="--mtp and --no-mtp")
+    emit = (Role(asked["short_emit"]),) if asked["short_emit"] else asked["emit"] or (Role.COMBINED,)
+    split = Split(parse_size(asked["split_max_size"]), asked["split_max_tensors"], asked["no_tensor_first_split"])
+    if split.metadata_first and not split:
+        raise UsageError(
+            "no-split", "goes with --split-max-size or --split-max-tensors", subject="--no-tensor-first-split"
+        )
+    return Options(
+        roles=emit,
+        outtype=asked["outtype"],
+        require_mtp=asked["require_mtp"],
+        model_name=asked["model_name"],
+        metadata_file=asked["metadata"],
+        pre=asked["pre"],
+        tie=asked["tie"],
+        type_rules=tuple(parse_rule(rule) for rule in asked["tensor_type"]),
+        fp8_as_q8=asked["fp8_as_q8"],
+        split=split,
+        outfile=outfile,
+    )
+
+
+def nearest_folder(folder: Path) -> Path:
+    """The folder, or the closest one above it that exists; UsageError when a file is in the way."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise UsageError("output-not-folder", "is a file; -o takes a folder", subject=str(nearest))
+    return nearest
+
+
+def plan_as_json(plan: Plan, folder: Path, free: int, start: float) -> dict[str, Any]:
+    """What `--dry-run --json` prints: the keys of a conversion, and each file's tensors with types and sources."""
+    from nextn.convert.pipeline import peak_rss_bytes
+
+    return {
+        "dry_run": True,
+        "outputs": [_planned_output(plan, file, folder / file.path) for file in plan.files],
+        **plan.as_json(),
+        "seconds": round(time.monotonic() - start, 3),
+        "bytes_read": 0,
+        "bytes_to_read": plan.source_bytes,
+        "bytes_to_write": plan.total_bytes,
+        "bytes_free": free,
+        "peak_rss_bytes": peak_rss_bytes(),
+    }
+
+
+def _planned_output(plan: Plan, file: PlannedFile, path: Path) -> dict[str, Any]:
+    from nextn.convert.manifest import tensors
+
     recipes = {payload.info.name: payload.recipe for payload in plan.payload}
-    return [
-        {
-            "path": str(folder / file.path),
-            "role": file.role,
-            "tensors": len(file.tensors),
-            "bytes": file.total_bytes,
-            "plan": [
-                {
-                    "name": tensor.name,
-                    "ne": tensor.ne,
-                    "type": tensor.type.name,
-                    "offset": tensor.offset,
-                    "bytes": tensor.nbytes,
-                    "sources": [source.name for source in recipes[tensor.name].sources],
-                    "transform": recipes[tensor.name].note,
-                }
-                for tensor in file.tensors
-            ],
-        }
-        for file in plan.files
-    ]
+    return {
+        "path": str(path),
+        "role": file.role,
+        "tensors": len(file.tensors),
+        "bytes": file.total_bytes,
+        "sha256": None,
+        "exists": path.exists(),
+        "plan": tensors(file, recipes),
+    }
 
 
-def _plan_text(plan: Plan, folder: Path) -> str:
+def _plan_text(plan: Plan, folder: Path, free: int) -> str:
     lines = []
     for file in plan.files:
         types: dict[str, int] = {}
@@ -118,9 +205,12 @@ def _plan_text(plan: Plan, folder: Path) -> str:
             types[tensor.type.name] = types.get(tensor.type.name, 0) + 1
         kinds = ", ".join(f"{count} {name}" for name, count in sorted(types.items()))
         count = f"{len(file.tensors):>5} tensors ({kinds})"
-        lines.append(f"{file.role:<10}  {count}  {size(file.total_bytes):>8}  {folder / file.path}")
-    lines.append(f"to read {size(plan.source_bytes)}, to write {size(plan.total_bytes)}")
-    return "\n".join([*lines, *_dropped_text(plan)])
+        path = folder / file.path
+        there = "  (exists)" if path.exists() else ""
+        lines.append(f"{file.role:<10}  {count}  {size(file.total_bytes):>8}  {path}{there}")
+    lines += _dropped_text(plan)
+    lines.append(f"to read {size(plan.source_bytes)}, to write {size(plan.total_bytes)}, free {size(free)}")
+    return "\n".join(lines)
 
 
 def _dropped_text(plan: Plan) -> list[str]:
@@ -129,7 +219,8 @@ def _dropped_text(plan: Plan) -> list[str]:
     for dropped in plan.dropped:
         reasons.setdefault(dropped.reason, []).append(dropped.name)
     return [
-        f"left out: {len(names)} tensors, {reason} ({names[0]}{', …' if len(names) > 1 else ''})"
+        f"left out: {len(names)} {'tensor' if len(names) == 1 else 'tensors'}, {reason}"
+        f" ({names[0]}{', …' if len(names) > 1 else ''})"
         for reason, names in reasons.items()
     ]
 

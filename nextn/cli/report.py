@@ -3,18 +3,46 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from typing import Any, TypeVar
 
 import click
 
-from nextn.gguf_schema.errors import NextnError
+from nextn.gguf_schema.errors import InputError, NextnError, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
+# What a shell reports for programs ended by SIGINT and SIGPIPE.
 INTERRUPTED = 130
+READER_GONE = 141
+# Progress lines are at least this far apart, so that quick work prints none.
+SECONDS_BETWEEN_LINES = 1.0
+
+
+class ReaderGone(Exception):  # noqa: N818 - an end that the user chose, as with `| head`, and no error
+    """Nobody reads stdout or stderr any more."""
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print a line; ReaderGone when the other end is closed."""
+    try:
+        click.echo(text, err=err)
+    except BrokenPipeError as error:
+        # What is still buffered must go somewhere, or the interpreter complains about it when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), (sys.stderr if err else sys.stdout).fileno())
+        raise ReaderGone from error
+
+
+def print_anything() -> None:
+    """Let stdout and stderr escape characters that their encoding lacks, instead of failing when the work is done."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def report_options(function: F) -> F:
@@ -38,15 +66,16 @@ class Report:
     def note(self, text: str) -> None:
         """A line about the work, on stderr."""
         if not self.quiet:
-            click.echo(text, err=True)
+            echo(text, err=True)
 
     def result(self, text: str, data: dict[str, Any]) -> None:
         """The result: as text, or with --json as one object."""
-        click.echo(json.dumps(data, ensure_ascii=False, indent=1) if self.as_json else text)
+        # Escaped, so that it is valid whatever the encoding of stdout, and for file names that are not UTF-8.
+        echo(json.dumps(data, indent=1) if self.as_json else text)
 
     @contextmanager
     def progress(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A way to report bytes done: a bar on a terminal, a line for every tenth elsewhere."""
+        """A way to report bytes done: a bar on a terminal, elsewhere a line for every tenth of long work."""
         if self.quiet:
             yield lambda _: None
         elif sys.stderr.isatty():
@@ -68,15 +97,15 @@ def _bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def _lines(what: str, total: int) -> Callable[[int], None]:
-    done, shown = 0, 0
+    done, shown, last = 0, 0, time.monotonic()
 
     def advance(count: int) -> None:
-        nonlocal done, shown
+        nonlocal done, shown, last
         done += count
         tenths = done * 10 // max(total, 1)
-        if tenths > shown:
-            shown = tenths
-            click.echo(f"{what}: {tenths * 10} %", err=True)
+        if tenths > shown and time.monotonic() - last >= SECONDS_BETWEEN_LINES:
+            shown, last = tenths, time.monotonic()
+            echo(f"{what}: {tenths * 10} %", err=True)
 
     return advance
 
@@ -93,31 +122,45 @@ def size(count: int) -> str:
 
 def exit_status_of(error: BaseException, arguments: list[str]) -> int:
     """Print an error and give its exit status; with --json the error is also one object on stdout."""
-    if "--debug" in arguments:
-        traceback.print_exception(error)
-    if isinstance(error, click.exceptions.Exit):
-        return error.exit_code
+    if isinstance(error, ReaderGone):
+        return READER_GONE
+    with suppress(ReaderGone):
+        if "--debug" in arguments:
+            echo("".join(traceback.format_exception(error)).rstrip(), err=True)
+        if isinstance(error, (KeyboardInterrupt, click.exceptions.Abort)):
+            echo("interrupted", err=True)
+        elif isinstance(error, click.exceptions.NoArgsIsHelpError):
+            echo(error.format_message(), err=True)
+        else:
+            _print_error(_as_nextn_error(error), "--json" in arguments)
     if isinstance(error, (KeyboardInterrupt, click.exceptions.Abort)):
-        click.echo("interrupted", err=True)
         return INTERRUPTED
-    shown = _as_nextn_error(error)
-    where = f"{shown.subject}: " if shown.subject else ""
-    click.echo(f"error: {where}{shown.message}", err=True)
-    if shown.remedy:
-        click.echo(f"  {shown.remedy}", err=True)
-    if "--json" in arguments:
-        fields = {"code": shown.code, "message": shown.message, "subject": shown.subject, "remedy": shown.remedy}
-        click.echo(json.dumps({"error": fields}, ensure_ascii=False))
-    return shown.exit_status
+    return _as_nextn_error(error).exit_status
+
+
+def _print_error(error: NextnError, as_json: bool) -> None:
+    where = f"{error.subject}: " if error.subject else ""
+    echo(f"error: {where}{error.message}", err=True)
+    if error.remedy:
+        echo(f"  {error.remedy}", err=True)
+    if as_json:
+        fields = {"code": error.code, "message": error.message, "subject": error.subject, "remedy": error.remedy}
+        echo(json.dumps({"error": fields}))
 
 
 def _as_nextn_error(error: BaseException) -> NextnError:
     if isinstance(error, NextnError):
         return error
     if isinstance(error, click.ClickException):
-        usage = NextnError("usage", error.format_message(), remedy="--help shows the options")
-        usage.exit_status = error.exit_code
-        return usage
-    if isinstance(error, BrokenPipeError):
-        return NextnError("broken-pipe", "the reader of the output went away")
+        message = error.format_message()
+        return UsageError("usage", message[:1].lower() + message[1:].rstrip("."), remedy=_help_of(error))
+    if isinstance(error, OSError) and error.strerror:
+        return InputError("system", error.strerror, subject=str(error.filename) if error.filename else None)
+    if isinstance(error, MemoryError):
+        return InputError("no-memory", "there is not enough memory")
     return NextnError("internal", f"{type(error).__name__}: {error}", remedy="run again with --debug and report it")
+
+
+def _help_of(error: click.ClickException) -> str:
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    return f"{context.command_path if context else 'nextn'} --help shows what is possible"

@@ -1,0 +1,96 @@
+"""Converting, measured: all four files by nextn, one and three files by the upstream converter, and a plain copy.
+
+usage: python bench/convert.py CHECKPOINT OUT [--outtype bf16] [--peer PYTHON --upstream TREE --pre NAME] [--rounds 3]
+
+Every side runs in the same session, in turn, and the least time of each counts; OUT should be on the disk to measure.
+Make a checkpoint with bench/checkpoints.py. Without --peer only nextn and the copy are measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Measured(NamedTuple):
+    """What one run took."""
+
+    seconds: float
+    peak_bytes: int
+
+
+def run(command: list[str], **environment: str) -> Measured:
+    """Run a command to its end: seconds of wall clock and the largest resident memory of the process."""
+    os.sync()
+    start = time.monotonic()
+    process = subprocess.Popen(
+        command, env=os.environ | environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.monotonic() - start
+    if status:
+        raise SystemExit(f"failed: {' '.join(command)}")
+    return Measured(seconds, usage.ru_maxrss * 1024)
+
+
+def emptied(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Measured]:
+    """One round: every side once."""
+    source, out, outtype = arguments.checkpoint, arguments.out, arguments.outtype
+    result = {}
+    ours = emptied(out / "nextn")
+    emit = "combined,trunk,mtp,mtp-shared"
+    command = [sys.executable, "-m", "nextn", "convert", source, "-o", str(ours), "--emit", emit, "--outtype", outtype]
+    result["nextn, four files"] = run(command)
+    files = [str(path) for path in ours.rglob("*.gguf")]
+    copies = emptied(out / "copy")
+    result["cp + sync of the same bytes"] = run(["sh", "-c", 'cp "$@" && sync', "sh", *files, str(copies)])
+    shutil.rmtree(copies)
+    shutil.rmtree(ours)
+    if arguments.peer:
+        theirs = emptied(out / "upstream")
+        peer = [arguments.peer, str(Path(__file__).with_name("upstream.py")), source, "--outtype", outtype, "--outfile"]
+        times = []
+        for name, flags in (("combined", []), ("trunk", ["--no-mtp"]), ("mtp", ["--mtp"])):
+            command = [*peer, str(theirs / f"{name}.gguf"), *flags]
+            times.append(run(command, UPSTREAM=arguments.upstream, UPSTREAM_PRE=arguments.pre))
+            print("  ", " ".join(command), file=sys.stderr)
+        peak = max(measured.peak_bytes for measured in times)
+        result["upstream, one file"] = times[0]
+        result["upstream, three files"] = Measured(sum(measured.seconds for measured in times), peak)
+        shutil.rmtree(theirs)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--outtype", default="bf16")
+    parser.add_argument("--peer")
+    parser.add_argument("--upstream")
+    parser.add_argument("--pre", default="deepseek-v3")
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    rounds = [measure(arguments) for _ in range(arguments.rounds)]
+    best = {side: min((r[side] for r in rounds), key=lambda m: m.seconds) for side in rounds[0]}
+    ours = best["nextn, four files"]
+    print(f"{arguments.checkpoint}, {arguments.outtype}, least of {arguments.rounds}")
+    for side, measured in best.items():
+        ratio = measured.seconds / ours.seconds
+        print(f"  {side:<28} {measured.seconds:7.2f} s  {measured.peak_bytes / 1e6:7.0f} MB RSS  {ratio:5.2f} x nextn")
+
+
+if __name__ == "__main__":
+    main()

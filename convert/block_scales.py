@@ -1,0 +1,107 @@
+"""Block-scaled FP8 checkpoints: each FP8 weight is joined with its scales, and dequantized when it is read.
+
+`X` has its scales in `X_scale_inv`, which multiply it despite the name: one for each block of rows and columns of each
+matrix. Source: dequant_model in conversion/base.py of llama.cpp b11549.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from nextn.convert.checkpoint import Checkpoint, SourceTensor
+from nextn.gguf_schema.errors import InputError
+
+FP8 = ("F8_E4M3", "F8_E5M2")
+SCALE = "_scale_inv"
+DEFAULT_BLOCK = (128, 128)
+# Scales of activations: runtimes of GGUF do not quantize activations by stored scales.
+ACTIVATION_SCALES = (".input_scale", ".activation_scale")
+# Companions and dtypes of schemes that are not block-scaled FP8.
+FOREIGN_COMPANIONS = (".weight_scale", ".weight_scale_2", ".weight_packed", ".qweight", ".qzeros", ".weight_zero_point")
+FOREIGN_DTYPES = ("U8", "I8", "I32")
+
+
+def join_scales(checkpoint: Checkpoint) -> tuple[Checkpoint, list[tuple[str, str]]]:
+    """Give FP8 weights their scales; returned beside the checkpoint are tensors that no file holds, with reasons.
+
+    Raises InputError when a scale has no weight, an FP8 weight no scale, when their shapes disagree, and when the
+    weights are quantized in another way.
+    """
+    _refuse_foreign(checkpoint)
+    tensors = dict(checkpoint.tensors)
+    block = _block(checkpoint.text_config)
+    dropped = []
+    for name in checkpoint.tensors:
+        if name.endswith(SCALE):
+            weight = name.removesuffix(SCALE)
+            scale = tensors.pop(name)
+            if weight not in tensors:
+                raise _lonely(name, "is a scale", weight, "weight", checkpoint)
+            tensors[weight] = _scaled(tensors[weight], scale, block)
+        elif name.endswith(ACTIVATION_SCALES):
+            del tensors[name]
+            dropped.append((name, "scale of activations: runtimes do not use it"))
+    for name, tensor in tensors.items():
+        if tensor.dtype in FP8 and tensor.scale is None:
+            raise _lonely(name, f"is {tensor.dtype}", name + SCALE, "scale", checkpoint)
+    return replace(checkpoint, tensors=tensors), dropped
+
+
+def _block(config: Mapping[str, Any]) -> tuple[int, int]:
+    quantization = config.get("quantization_config")
+    block = quantization.get("weight_block_size") if isinstance(quantization, Mapping) else None
+    if block is None:
+        return DEFAULT_BLOCK
+    if isinstance(block, list) and len(block) == 2 and all(type(size) is int and size > 0 for size in block):
+        return (block[0], block[1])
+    raise InputError("config-value", f"is {block!r}, want two sizes", subject="quantization_config.weight_block_size")
+
+
+def _scaled(weight: SourceTensor, scale: SourceTensor, block: tuple[int, int]) -> SourceTensor:
+    if weight.dtype not in FP8:
+        raise InputError(
+            "scale-without-fp8", f"is {weight.dtype} but has the scale {scale.name}", subject=weight.name,
+            remedy="check which of the two belongs to the model",
+        )  # fmt: skip
+    *matrices, rows, columns = weight.shape
+    want = (*matrices, -(-rows // block[0]), -(-columns // block[1]))
+    if scale.shape != want:
+        raise InputError(
+            "scale-shape",
+            f"is {list(scale.shape)}; blocks of {block[0]} by {block[1]} of {list(weight.shape)} want {list(want)}",
+            subject=scale.name,
+            remedy="check quantization_config.weight_block_size in config.json",
+        )
+    return replace(weight, scale=scale, block=block)
+
+
+def _lonely(name: str, what: str, other: str, kind: str, checkpoint: Checkpoint) -> InputError:
+    part = checkpoint.missing.get(other)
+    return InputError(
+        f"no-{kind}",
+        f"{what}, but its {kind} {other} is not there" + (f" (the index expects it in {part})" if part else ""),
+        subject=name,
+        remedy=f"download {part} again" if part else "the checkpoint is incomplete",
+    )
+
+
+def _refuse_foreign(checkpoint: Checkpoint) -> None:
+    """Weights that are packed or scaled in another way cannot be converted; say what was seen."""
+    seen = [
+        f"{tensor.name} ({tensor.dtype})"
+        for tensor in checkpoint.tensors.values()
+        if tensor.name.endswith(FOREIGN_COMPANIONS)
+        or (tensor.dtype in FOREIGN_DTYPES and tensor.name.endswith(".weight"))
+    ]
+    if seen:
+        quantization = checkpoint.text_config.get("quantization_config")
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+        shown = ", ".join(seen[:3]) + (f", … {len(seen) - 3} more" if len(seen) > 3 else "")
+        raise InputError(
+            "unsupported-quantization",
+            f"the weights are quantized in a way that is not supported ({method or 'no quant_method given'}): {shown}",
+            subject=str(checkpoint.folder),
+            remedy="use the BF16 or FP8 repository of the model",
+        )

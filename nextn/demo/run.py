@@ -1,0 +1,164 @@
+"""The main job on the bundled tiny checkpoint: convert it, draft with the result in llama.cpp, compare the tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from typing import TYPE_CHECKING, Any
+
+from nextn.convert.pipeline import Conversion, convert
+from nextn.gguf_schema.architecture import Role
+from nextn.runtime.engines import llama_cpp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+CHECKPOINT = "step35-tiny"
+PROMPTS = (
+    "def add_nine(value):\n    return",
+    "Weather report for Kyoto.\nOn Wednesday it will be s",
+    "Anna: How is the weather in Oslo today?\n",
+)
+N_PREDICT = 48  # tokens
+N_MAX = 3  # the checkpoint has three chained heads
+REFUSAL = "check_tensor_dims: tensor 'token_embd.weight' not found"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as text and as the token ids that llama.cpp is given."""
+
+    text: str
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """All prompts on one choice of files; `n_max` 0 is without drafting."""
+
+    model: Role
+    draft: Role | None
+    n_max: int
+    outcome: llama_cpp.Outcome
+    texts: tuple[str, ...]
+    identical: bool  # to the tokens of the first run
+
+    @property
+    def files(self) -> str:
+        """The roles of the files, as people say it: `trunk + mtp`."""
+        return f"{self.model} + {self.draft}" if self.draft else str(self.model)
+
+    @property
+    def drafted(self) -> int:
+        """Draft tokens that were verified, over all prompts."""
+        return sum(each.drafted for each in self.outcome.continuations)
+
+    @property
+    def accepted(self) -> int:
+        """Draft tokens that were accepted, over all prompts."""
+        return sum(each.accepted for each in self.outcome.continuations)
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """What the demo did and found."""
+
+    folder: Path
+    conversion: Conversion
+    llama_cpp_version: str
+    prompts: tuple[Prompt, ...]
+    runs: tuple[Run, ...]
+    refusal: llama_cpp.Outcome
+
+    @property
+    def checks(self) -> dict[str, bool]:
+        """What has to hold, by name."""
+        drafting = [run for run in self.runs if run.n_max]
+        return {
+            "every run finished": all(run.outcome.ok for run in self.runs),
+            "all runs gave the same tokens": all(run.identical for run in self.runs),
+            "drafts were accepted": all(run.accepted for run in drafting),
+            "combined and trunk + mtp accept the same": len({(run.drafted, run.accepted) for run in drafting}) == 1,
+            "llama.cpp refuses the shared sidecar": self.refusal.status == "error" and REFUSAL in self.refusal.message,
+        }
+
+    @property
+    def ok(self) -> bool:
+        """Whether every check holds."""
+        return all(self.checks.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """The demonstration as `--json` prints it."""
+        return {
+            "outputs": [output.as_json() for output in self.conversion.outputs],
+            "seconds": round(self.conversion.seconds, 3),
+            "versions": {"xllamacpp": self.llama_cpp_version},
+            "prompts": [{"text": prompt.text, "tokens": prompt.ids} for prompt in self.prompts],
+            "runs": [_run_as_json(run) for run in self.runs],
+            "refusal": {"status": self.refusal.status, "message": self.refusal.message},
+            "checks": self.checks,
+            "ok": self.ok,
+        }
+
+
+def demonstrate(
+    folder: Path, *, overwrite: bool = False, note: Callable[[str], None] = lambda _: None
+) -> Demonstration:
+    """Convert the bundled checkpoint into `folder` in every role and try the files in llama.cpp; takes a few seconds.
+
+    `note` is told what happens. A failed check is a result. Raises InputError without llama.cpp, UsageError when an
+    output exists and `overwrite` is false.
+    """
+    version = llama_cpp.require()
+    with as_file(files("nextn.demo") / CHECKPOINT) as checkpoint:
+        note("converting the bundled checkpoint")
+        conversion = convert(checkpoint, folder, tuple(Role), "f32", overwrite=overwrite)
+        prompts, decode = _tokenizer(checkpoint)
+    paths = {output.role: output.path for output in conversion.outputs}
+    runs: list[Run] = []
+    for model, draft, n_max in (
+        (Role.COMBINED, None, 0),
+        (Role.TRUNK, None, 0),
+        (Role.COMBINED, None, N_MAX),
+        (Role.TRUNK, Role.MTP, N_MAX),
+    ):
+        note(f"generating with {model}{f' + {draft}' if draft else ''}, {'drafting' if n_max else 'not drafting'}")
+        outcome = llama_cpp.run(
+            paths[model],
+            [prompt.ids for prompt in prompts],
+            draft=paths[draft] if draft else None,
+            n_max=n_max,
+            n_predict=N_PREDICT,
+        )
+        tokens = [each.tokens for each in outcome.continuations]
+        expected = [each.tokens for each in runs[0].outcome.continuations] if runs else tokens
+        texts = tuple(decode(each) for each in tokens)
+        runs.append(Run(model, draft, n_max, outcome, texts, outcome.ok and tokens == expected))
+    refusal = llama_cpp.load(paths[Role.TRUNK], paths[Role.MTP_SHARED])
+    return Demonstration(folder, conversion, version, prompts, tuple(runs), refusal)
+
+
+def _tokenizer(checkpoint: Path) -> tuple[tuple[Prompt, ...], Callable[[tuple[int, ...]], str]]:
+    """The prompts, tokenised, and the way from tokens back to text."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    prompts = tuple(Prompt(text, tuple(tokenizer.encode(text).ids)) for text in PROMPTS)
+    return prompts, lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def _run_as_json(run: Run) -> dict[str, Any]:
+    return {
+        "engine": "llama-cpp",
+        "model": run.model,
+        "draft": run.draft,
+        "n_max": run.n_max,
+        "status": run.outcome.status,
+        "message": run.outcome.message,
+        "identical": run.identical,
+        "n_drafted": run.drafted,
+        "n_accepted": run.accepted,
+        "tokens": [each.tokens for each in run.outcome.continuations],
+        "texts": run.texts,
+    }

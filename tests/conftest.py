@@ -1,0 +1,26 @@
+"""Fixtures that several layers of tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from families import FAMILIES
+
+from nextn.convert.pipeline import convert
+from nextn.gguf_schema.architecture import Role
+
+
+@pytest.fixture(scope="session")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[Role, Path]]:
+    """Converts a family's checkpoint to all four files in f32, once a session."""
+    done: dict[str, dict[Role, Path]] = {}
+
+    def get(family: str) -> dict[Role, Path]:
+        if family not in done:
+            result = convert(FAMILIES[family].checkpoint, tmp_path_factory.mktemp(family), tuple(Role), "f32")
+            done[family] = {output.role: output.path for output in result.outputs}
+        return done[family]
+
+    return get
