@@ -75,7 +75,7 @@ def _groups(tensors: Iterable[TensorInfo], split: Split) -> Iterator[list[Tensor
     shard: list[TensorInfo] = []
     size = 0
     if split and split.metadata_first:
-        yield shard
+        yield []
     for tensor in tensors:
         full = split.max_bytes and size + tensor.nbytes > split.max_bytes
         if shard and (full or (split.max_tensors and len(shard) >= split.max_tensors)):

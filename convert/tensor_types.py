@@ -39,7 +39,8 @@ class TypeChooser:
     def choose(self, place: ExpectedTensor, sources: Iterable[SourceTensor]) -> TensorType:
         """The type of a tensor: the first rule that matches its name, else a floor, else the asked type.
 
-        A type whose blocks do not fill the rows becomes F16, as upstream does it.
+        What runtimes compute with in F32 alone is F32 whatever rule matches, as in llama-quantize. A type whose blocks
+        do not fill the rows becomes F16, as upstream does it.
         """
         type_ = self._by_rule(place) or self._by_policy(place, sources)
         if place.ne[0] % type_.block:
@@ -50,7 +51,7 @@ class TypeChooser:
 
     def _by_rule(self, place: ExpectedTensor) -> TensorType | None:
         for pattern, type_ in self.rules:
-            if pattern.search(place.name):
+            if pattern.search(place.name) and not place.spec.f32:
                 self._matched.add(pattern.pattern)
                 floor = self._floor(place, type_)
                 if floor is not type_:
@@ -89,9 +90,9 @@ class TypeChooser:
             if pattern.pattern not in self._matched:
                 raise UsageError(
                     "unused-pattern",
-                    "matches no tensor that an earlier --tensor-type leaves over",
+                    "matches no tensor whose type can be chosen and that an earlier --tensor-type leaves over",
                     subject=f"--tensor-type {pattern.pattern}",
-                    remedy="patterns are searched in GGUF names; --dry-run --json lists them",
+                    remedy="patterns are searched in GGUF names (--dry-run --json lists them); norms and others are always F32",
                 )
         for (severity, rule, message), names in self._told.items():
             more = f" ({len(names)} tensors like it)" if len(names) > 1 else ""
