@@ -13,7 +13,7 @@ from enum import Enum, StrEnum
 from functools import cached_property
 from typing import Any, cast
 
-from nextn.gguf_schema.contents import Scalar, Value, array
+from nextn.gguf_schema.contents import Contents, Scalar, Value, array
 from nextn.gguf_schema.types import ValueType
 
 
@@ -94,13 +94,17 @@ class Rule(Enum):
 
 @dataclass(frozen=True)
 class KeySpec:
-    """One metadata key of an architecture: its type, its value rule, and what its absence does."""
+    """One metadata key of an architecture: its type, its value rule, what its absence does and what is assumed then.
+
+    `default` is what the loader takes for an absent key that it does not insist on.
+    """
 
     name: str
     type: ValueType
     rule: Rule = Rule.SCALAR
     roles: frozenset[Role] = EVERY_ROLE
     without: Without = Without.REFUSES
+    default: Scalar | None = None
 
     @cached_property
     def field(self) -> str:
@@ -183,12 +187,16 @@ class ExpectedTensor:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Everything the tables say about one architecture."""
+    """Everything the tables say about one architecture.
+
+    `from_tensors` gives the hyper-parameters that no key holds but the tensors of a file show.
+    """
 
     name: str
     hyperparameters: type[Hyperparameters]
     keys: tuple[KeySpec, ...]
     tensors: tuple[TensorSpec, ...]
+    from_tensors: Callable[[Contents], dict[str, Any]] = lambda _: {}
 
     def key_values(self, h: Hyperparameters, role: Role, file_type: int) -> dict[str, Value]:
         """Every key of a file of this role in the order in which upstream writes them, `general.file_type` included."""

@@ -6,6 +6,7 @@ Sources: conversion/qwen4exp.py and src/models/qwen4exp.cpp of llama.cpp b11549.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from nextn.gguf_schema.architecture import (
     FILE_TYPE,
@@ -19,6 +20,7 @@ from nextn.gguf_schema.architecture import (
     TensorSpec,
     Without,
 )
+from nextn.gguf_schema.contents import Contents
 from nextn.gguf_schema.types import ValueType
 
 
@@ -154,14 +156,14 @@ KEYS = (
     KeySpec("ssm.time_step_rank", U32),
     KeySpec("ssm.inner_size", U32),
     KeySpec("attention.recurrent_layers", BOOL, PER_BLOCK, without=TOLERATES),
-    KeySpec("full_attention_interval", U32, without=TOLERATES),
+    KeySpec("full_attention_interval", U32, without=TOLERATES, default=4),
     KeySpec("rope.dimension_count", U32, without=ABORTS),
     KeySpec("hyper_connection.count", U32),
     KeySpec("hyper_connection.low_rank", U32),
     KeySpec("attention.indexer.head_count", U32),
     KeySpec("attention.indexer.key_length", U32),
     KeySpec("attention.indexer.top_k", U32),
-    KeySpec("attention.compress_ratios", I32, PER_BLOCK, without=WRONG),
+    KeySpec("attention.compress_ratios", I32, PER_BLOCK, without=WRONG, default=0),
     # A head must not carry the n-gram keys: with them the loader wants the table.
     KeySpec("ple.layers", I32, LIST, WITH_TRUNK, WRONG),
     KeySpec("ple.ngram_size", U32, roles=WITH_TRUNK),
@@ -244,4 +246,14 @@ TENSORS = (
     Spec("blk.{i}.nextn.hc_head_up.weight", f"{LOW} streams_width", when=NEXTN),
 )
 
-QWEN4EXP = Architecture("qwen4exp", Qwen4Exp, KEYS, TENSORS)
+
+def from_tensors(contents: Contents) -> dict[str, Any]:
+    """Rows of the n-gram table, and whether the output matrix is the embeddings' because there is none."""
+    table = contents.tensors.get("per_layer_token_embd.weight")
+    return {
+        "ple_table_rows": table.ne[1] if table and len(table.ne) > 1 else 0,
+        "tied_output": "output.weight" not in contents.tensors,
+    }
+
+
+QWEN4EXP = Architecture("qwen4exp", Qwen4Exp, KEYS, TENSORS, from_tensors)

@@ -6,6 +6,7 @@ Sources: conversion/step3.py and src/models/step35.cpp of llama.cpp b11549.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from nextn.gguf_schema.architecture import (
     FILE_TYPE,
@@ -17,7 +18,9 @@ from nextn.gguf_schema.architecture import (
     Rule,
     TensorSpec,
     Without,
+    block_of,
 )
+from nextn.gguf_schema.contents import Contents
 from nextn.gguf_schema.types import ValueType
 
 
@@ -87,10 +90,10 @@ KEYS = (
     KeySpec("embedding_length", U32),
     KeySpec("feed_forward_length", U32),
     KeySpec("attention.head_count", I32, PER_BLOCK),
-    KeySpec("rope.freq_base", F32, without=WRONG),
-    KeySpec("rope.freq_base_swa", F32, without=TOLERATES),
+    KeySpec("rope.freq_base", F32, without=WRONG, default=10000.0),
+    KeySpec("rope.freq_base_swa", F32, without=TOLERATES, default=10000.0),
     KeySpec("attention.layer_norm_rms_epsilon", F32),
-    KeySpec("expert_gating_func", U32, without=TOLERATES),
+    KeySpec("expert_gating_func", U32, without=TOLERATES, default=2),
     KeySpec("attention.key_length", U32),
     KeySpec("attention.value_length", U32),
     FILE_TYPE,
@@ -101,12 +104,12 @@ KEYS = (
     KeySpec("expert_used_count", U32),
     KeySpec("expert_feed_forward_length", U32),
     KeySpec("expert_shared_feed_forward_length", U32),
-    KeySpec("expert_weights_scale", F32, without=WRONG),
-    KeySpec("expert_weights_norm", BOOL, without=WRONG),
+    KeySpec("expert_weights_scale", F32, without=WRONG, default=1.0),
+    KeySpec("expert_weights_norm", BOOL, without=WRONG, default=False),
     KeySpec("leading_dense_block_count", U32, without=TOLERATES),
     KeySpec("moe_every_n_layers", U32, without=TOLERATES),
-    KeySpec("swiglu_clamp_exp", F32, PER_BLOCK, without=WRONG),
-    KeySpec("swiglu_clamp_shexp", F32, PER_BLOCK, without=WRONG),
+    KeySpec("swiglu_clamp_exp", F32, PER_BLOCK, without=WRONG, default=0.0),
+    KeySpec("swiglu_clamp_shexp", F32, PER_BLOCK, without=WRONG, default=0.0),
     KeySpec("nextn_predict_layers", U32, roles=WITH_HEAD),
 )
 
@@ -148,4 +151,15 @@ TENSORS = (
     Spec("blk.{i}.nextn.shared_head_head.weight", "embedding_length vocab_size", when=NEXTN, without=WRONG),
 )
 
-STEP35 = Architecture("step35", Step35, KEYS, TENSORS)
+
+def from_tensors(contents: Contents) -> dict[str, Any]:
+    """Which blocks have experts, and how many rotary factors there are."""
+    factors = contents.tensors.get("rope_freqs.weight")
+    routers = (block_of(name) for name in contents.tensors if name.endswith(".ffn_gate_inp.weight"))
+    return {
+        "rope_factor_count": factors.ne[0] if factors else 0,
+        "expert_blocks": frozenset(block for block in routers if block is not None),
+    }
+
+
+STEP35 = Architecture("step35", Step35, KEYS, TENSORS, from_tensors)

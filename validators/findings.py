@@ -1,4 +1,4 @@
-"""A finding: one thing that is wrong or doubtful, where it is, and what to do about it."""
+"""A finding: one thing that is wrong or doubtful, where it is, why it matters, and what to do about it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding; `rule` is a stable id for scripts, `subject` the file, tensor or key it is about."""
+    """One finding; `rule` is a stable id for scripts, `subject` the file, tensor or key it is about.
+
+    `reason` names the source of the rule: a file of llama.cpp, a format description, a document of this project.
+    """
 
     severity: Severity
     rule: str
     subject: str
     message: str
     remedy: str | None = None
+    reason: str | None = None
 
     def as_json(self) -> dict[str, str | None]:
         """The finding as the command line prints it with `--json`."""
@@ -30,3 +34,21 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.severity}: {self.subject}: {self.message}" + (f" ({self.remedy})" if self.remedy else "")
+
+
+class Findings(list[Finding]):
+    """Findings in the order in which they were made."""
+
+    def error(
+        self, rule: str, subject: str, message: str, remedy: str | None = None, reason: str | None = None
+    ) -> None:
+        """Add something that makes the verdict negative."""
+        self.append(Finding(Severity.ERROR, rule, subject, message, remedy, reason))
+
+    def warn(self, rule: str, subject: str, message: str, remedy: str | None = None, reason: str | None = None) -> None:
+        """Add something doubtful."""
+        self.append(Finding(Severity.WARNING, rule, subject, message, remedy, reason))
+
+    def note(self, rule: str, subject: str, message: str, remedy: str | None = None, reason: str | None = None) -> None:
+        """Add something worth knowing."""
+        self.append(Finding(Severity.NOTE, rule, subject, message, remedy, reason))

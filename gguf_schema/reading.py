@@ -1,0 +1,137 @@
+"""The hyper-parameters of a file, read back from its keys and tensors by the same tables that converting writes by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any
+
+from nextn.gguf_schema.architecture import (
+    FILE_TYPE,
+    Architecture,
+    Hyperparameters,
+    KeySpec,
+    Role,
+    Rule,
+    Without,
+)
+from nextn.gguf_schema.contents import Contents, Value
+from nextn.gguf_schema.glm5_next import GLM5_NEXT
+from nextn.gguf_schema.nextn_generic import EMBEDDING, TOKENS, block_indices, blocks_of
+from nextn.gguf_schema.qwen4exp import QWEN4EXP
+from nextn.gguf_schema.step35 import STEP35
+from nextn.gguf_schema.types import ValueType
+
+ARCHITECTURES: dict[str, Architecture] = {a.name: a for a in (STEP35, QWEN4EXP, GLM5_NEXT)}
+
+
+class Kind(StrEnum):
+    """What is wrong with a key."""
+
+    MISSING = "missing"
+    TYPE = "wrong type"
+    LENGTH = "wrong length"
+
+
+@dataclass(frozen=True)
+class KeyProblem:
+    """A key that does not say what its table wants: which, what is wrong, and what a loader does about it."""
+
+    key: str
+    kind: Kind
+    message: str
+    without: Without
+
+
+# Types that loaders take for each other. A UINT32 that a writer stored as INT32 reads the same.
+INTEGERS = frozenset({ValueType.UINT32, ValueType.INT32})
+COMPATIBLE: dict[ValueType, frozenset[ValueType]] = {
+    ValueType.UINT32: INTEGERS,
+    ValueType.INT32: INTEGERS,
+    # Arrays of flags may be stored as integers.
+    ValueType.BOOL: INTEGERS | {ValueType.BOOL},
+}
+
+
+def read_hyperparameters(architecture: Architecture, contents: Contents) -> tuple[Hyperparameters, list[KeyProblem]]:
+    """The hyper-parameters that a file shows, and what is wrong with its keys.
+
+    A value that cannot be had is None, so that as much as possible can still be checked. Blocks are counted by the
+    tensors: blocks with `nextn.` tensors are heads; without any, what the keys declare counts.
+    """
+    trunk_blocks, nextn_blocks = blocks_of(contents)
+    has_trunk = any(block < trunk_blocks for block in block_indices(contents))
+    role = Role.COMBINED if has_trunk and nextn_blocks else Role.TRUNK if has_trunk else Role.MTP
+    values: dict[str, Any] = {field.name: None for field in fields(architecture.hyperparameters)}
+    values |= {"trunk_blocks": trunk_blocks, "nextn_blocks": nextn_blocks}
+    problems: list[KeyProblem] = []
+    for spec in architecture.keys:
+        if spec is not FILE_TYPE and spec.field in values:
+            length = _length(spec, contents, trunk_blocks)
+            values[spec.field] = _read(spec, contents, role, length, trunk_blocks + nextn_blocks, problems)
+    values["vocab_size"] = _vocab_size(contents)
+    return architecture.hyperparameters(**values | architecture.from_tensors(contents)), problems
+
+
+def _length(spec: KeySpec, contents: Contents, trunk_blocks: int) -> int | None:
+    """The length a loader wants of an array: by the declared block count, not by the tensors."""
+    if spec.rule is Rule.PER_TRUNK_BLOCK:
+        return trunk_blocks
+    declared = contents.get("block_count")
+    return int(declared.value) if spec.rule is Rule.PER_BLOCK and declared and isinstance(declared.value, int) else None
+
+
+def _read(
+    spec: KeySpec, contents: Contents, role: Role, length: int | None, blocks: int, problems: list[KeyProblem]
+) -> Any:
+    key = f"{contents.architecture}.{spec.name}"
+    value = contents.keys.get(key)
+    per_block = spec.rule in (Rule.PER_BLOCK, Rule.PER_TRUNK_BLOCK)
+    if value is None:
+        if role in spec.roles and spec.without is not Without.TOLERATES:
+            assumed = "" if spec.default is None else f"; the loader assumes {spec.default}"
+            problems.append(KeyProblem(key, Kind.MISSING, f"is missing{assumed}", spec.without))
+        return (spec.default,) * blocks if per_block and spec.default is not None else spec.default
+    problem = _type_problem(spec, value)
+    if problem:
+        problems.append(KeyProblem(key, Kind.TYPE, problem, Without.REFUSES))
+        return None
+    if not per_block:
+        return tuple(value.items) if spec.rule is Rule.LIST else value.value
+    if value.element is None:
+        return (value.value,) * blocks
+    if length is not None and len(value.items) != length:
+        message = f"has {len(value.items)} entries, the file's block count wants {length}"
+        problems.append(KeyProblem(key, Kind.LENGTH, message, Without.REFUSES))
+    items = tuple(value.items)
+    return items + items[-1:] * (blocks - len(items))
+
+
+def _type_problem(spec: KeySpec, value: Value) -> str | None:
+    """Why the type of a value does not fit; per-block values may be scalars, lists and scalars may not be exchanged."""
+    wants_list = spec.rule is Rule.LIST
+    element = value.element or value.type
+    if element is not spec.type and element not in COMPATIBLE.get(spec.type, frozenset()):
+        return f"is {value.type_name}, want {spec.type.name}"
+    if (wants_list and value.element is None) or (spec.rule is Rule.SCALAR and value.element is not None):
+        return f"is {value.type_name}, want {'an array' if wants_list else 'one value'}"
+    return None
+
+
+def _vocab_size(contents: Contents) -> int | None:
+    """Size of the vocabulary: its key, else the token list's length, else the embedding's rows."""
+    for value in _sizes(contents):
+        return value
+    return None
+
+
+def _sizes(contents: Contents) -> Iterator[int]:
+    declared, tokens = contents.get("vocab_size"), contents.keys.get(TOKENS)
+    if declared and isinstance(declared.value, int):
+        yield declared.value
+    if tokens and isinstance(tokens.value, Sequence):
+        yield len(tokens.value)
+    embedding = contents.tensors.get(EMBEDDING)
+    if embedding and len(embedding.ne) > 1:
+        yield embedding.ne[1]
