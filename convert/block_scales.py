@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from nextn.convert.checkpoint import Checkpoint, SourceTensor
-from nextn.gguf_schema.errors import InputError
+from nextn.gguf_schema.errors import InputError, listed
 
 FP8 = ("F8_E4M3", "F8_E5M2")
 SCALE = "_scale_inv"
 DEFAULT_BLOCK = (128, 128)
-# Scales of activations: runtimes of GGUF do not quantize activations by stored scales.
-ACTIVATION_SCALES = (".input_scale", ".activation_scale")
+# Scales of activations and caches: runtimes of GGUF do not quantize these by stored scales.
+ACTIVATION_SCALES = (".input_scale", ".activation_scale", ".k_scale", ".v_scale")
 # Companions and dtypes of schemes that are not block-scaled FP8.
 FOREIGN_COMPANIONS = (".weight_scale", ".weight_scale_2", ".weight_packed", ".qweight", ".qzeros", ".weight_zero_point")
 FOREIGN_DTYPES = ("U8", "I8", "I32")
@@ -31,7 +31,7 @@ def join_scales(checkpoint: Checkpoint) -> tuple[Checkpoint, list[tuple[str, str
     """
     _refuse_foreign(checkpoint)
     tensors = dict(checkpoint.tensors)
-    block = _block(checkpoint.text_config)
+    block = _block(_quantization(checkpoint))
     dropped = []
     for name in checkpoint.tensors:
         if name.endswith(SCALE):
@@ -49,9 +49,16 @@ def join_scales(checkpoint: Checkpoint) -> tuple[Checkpoint, list[tuple[str, str
     return replace(checkpoint, tensors=tensors), dropped
 
 
-def _block(config: Mapping[str, Any]) -> tuple[int, int]:
-    quantization = config.get("quantization_config")
-    block = quantization.get("weight_block_size") if isinstance(quantization, Mapping) else None
+def _quantization(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """How config.json says that the weights are quantized; empty when it does not."""
+    for config in (checkpoint.text_config, checkpoint.config):
+        if isinstance(held := config.get("quantization_config"), Mapping):
+            return held
+    return {}
+
+
+def _block(quantization: Mapping[str, Any]) -> tuple[int, int]:
+    block = quantization.get("weight_block_size")
     if block is None:
         return DEFAULT_BLOCK
     if isinstance(block, list) and len(block) == 2 and all(type(size) is int and size > 0 for size in block):
@@ -65,9 +72,9 @@ def _scaled(weight: SourceTensor, scale: SourceTensor, block: tuple[int, int]) -
             "scale-without-fp8", f"is {weight.dtype} but has the scale {scale.name}", subject=weight.name,
             remedy="check which of the two belongs to the model",
         )  # fmt: skip
-    *matrices, rows, columns = weight.shape
-    want = (*matrices, -(-rows // block[0]), -(-columns // block[1]))
-    if scale.shape != want:
+    blocks = (-(-size // length) for size, length in zip(weight.shape[-2:], block, strict=False))
+    want = (*weight.shape[:-2], *blocks)
+    if scale.shape != want or len(weight.shape) < 2:
         raise InputError(
             "scale-shape",
             f"is {list(scale.shape)}; blocks of {block[0]} by {block[1]} of {list(weight.shape)} want {list(want)}",
@@ -96,12 +103,10 @@ def _refuse_foreign(checkpoint: Checkpoint) -> None:
         or (tensor.dtype in FOREIGN_DTYPES and tensor.name.endswith(".weight"))
     ]
     if seen:
-        quantization = checkpoint.text_config.get("quantization_config")
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-        shown = ", ".join(seen[:3]) + (f", … {len(seen) - 3} more" if len(seen) > 3 else "")
+        method = _quantization(checkpoint).get("quant_method", "no quant_method given")
         raise InputError(
             "unsupported-quantization",
-            f"the weights are quantized in a way that is not supported ({method or 'no quant_method given'}): {shown}",
+            f"the weights are quantized in a way that is not supported ({method}): {listed(seen)}",
             subject=str(checkpoint.folder),
             remedy="use the BF16 or FP8 repository of the model",
         )

@@ -13,7 +13,7 @@ from nextn.convert.checkpoint import read_json
 from nextn.gguf_schema.contents import Value, array, string
 from nextn.gguf_schema.errors import InputError
 from nextn.gguf_schema.types import ValueType
-from nextn.validators.findings import Finding, Severity
+from nextn.validators.findings import Findings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,7 @@ ADDITIONAL = "additional_chat_templates"
 Templates = Mapping[str, str] | None
 
 
-def chat_template_keys(folder: Path, tokenizer_config: Mapping[str, Any], findings: list[Finding]) -> dict[str, Value]:
+def chat_template_keys(folder: Path, tokenizer_config: Mapping[str, Any], findings: Findings) -> dict[str, Value]:
     """The chat template keys in file order; what is doubtful is appended to `findings`.
 
     The key in tokenizer_config.json wins, even when it is null; then the .jinja files; then chat_template.json.
@@ -38,23 +38,22 @@ def chat_template_keys(folder: Path, tokenizer_config: Mapping[str, Any], findin
     in_files = _from_files(folder, findings)
     if not tokenizer_config:
         if in_files:
-            _warn(findings, "chat-template", folder, "is not written: there is no tokenizer_config.json")
+            findings.warn("chat-template", str(folder), "is not written: there is no tokenizer_config.json")
         return {}
     if "chat_template" not in tokenizer_config:
         return _keys(in_files)
     templates = _from_entry(tokenizer_config["chat_template"], folder / "tokenizer_config.json", findings)
     if (folder / JINJA).is_file() and in_files and (templates or {}).get(DEFAULT) != in_files[DEFAULT]:
-        _warn(
-            findings,
+        findings.warn(
             "chat-template-differs",
-            folder / JINJA,
+            str(folder / JINJA),
             "differs from chat_template of tokenizer_config.json, which is written; transformers prefers this file",
             "make the two equal, or remove the one that is out of date",
         )
     return _keys(templates)
 
 
-def _from_files(folder: Path, findings: list[Finding]) -> Templates:
+def _from_files(folder: Path, findings: Findings) -> Templates:
     if (folder / JINJA).is_file():
         # By name, so that the output does not depend on the file system.
         additional = sorted((folder / ADDITIONAL).glob("*.jinja"))
@@ -65,7 +64,7 @@ def _from_files(folder: Path, findings: list[Finding]) -> Templates:
     return None
 
 
-def _from_entry(entry: object, path: Path, findings: list[Finding]) -> Templates:
+def _from_entry(entry: object, path: Path, findings: Findings) -> Templates:
     match entry:
         case None:
             return None
@@ -73,21 +72,21 @@ def _from_entry(entry: object, path: Path, findings: list[Finding]) -> Templates
             return {DEFAULT: text}
         case [*choices]:
             return _by_name(choices, path, findings)
-    _warn(findings, "chat-template", path, "chat_template is neither a text nor a list and is not written")
+    findings.warn("chat-template", str(path), "chat_template is neither a text nor a list and is not written")
     return None
 
 
-def _by_name(choices: Sequence[object], origin: Path, findings: list[Finding]) -> dict[str, str]:
+def _by_name(choices: Sequence[object], origin: Path, findings: Findings) -> dict[str, str]:
     templates: dict[str, str] = {}
     for choice in choices:
         match choice:
             case {"name": str(given), "template": str(text)} if given:
                 name = re.sub("[^A-Za-z0-9]", "_", given)
                 if name in templates:
-                    _warn(findings, "chat-template", origin, f"two templates are named {name}; the later is written")
+                    findings.warn("chat-template", str(origin), f"two templates are named {name}; the later is written")
                 templates[name] = text
             case _:
-                _warn(findings, "chat-template", origin, "a template without name or text is not written")
+                findings.warn("chat-template", str(origin), "a template without name or text is not written")
     return templates
 
 
@@ -108,7 +107,3 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError("unreadable", f"cannot be read: {error}", subject=str(path)) from error
-
-
-def _warn(findings: list[Finding], rule: str, subject: Path, message: str, remedy: str | None = None) -> None:
-    findings.append(Finding(Severity.WARNING, rule, str(subject), message, remedy))

@@ -8,18 +8,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any, cast
 
 from nextn.convert.safetensors_header import DTYPE_BYTES, Entry, parse_header
 from nextn.gguf_schema.contents import ByteSource, LocalFile
-from nextn.gguf_schema.errors import InputError, counted
-from nextn.validators.findings import Finding, Severity
+from nextn.gguf_schema.errors import InputError, counted, listed
+from nextn.validators.findings import Finding, Findings, Severity
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
 
 
@@ -47,6 +47,12 @@ class SourceTensor:
     def nbytes(self) -> int:
         """Size in bytes."""
         return self.elements * DTYPE_BYTES[self.dtype]
+
+    @cached_property
+    def identity(self) -> str:
+        """A text that changes when the values may have changed."""
+        scale = f" {self.block} {self.scale.identity}" if self.scale else ""
+        return f"{self.source.identity} {self.name} {self.dtype} {self.shape} {self.offset}{scale}"
 
     def read(self, start: int, count: int) -> bytes:
         """Bytes of `count` elements from element `start`, row-major; InputError when it has no such elements."""
@@ -109,7 +115,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     weight_map = _weight_map(folder)
     parts = _part_names(folder, weight_map)
     headers = {part: _header(folder / part) for part in parts if (folder / part).is_file()}
-    return Checkpoint(folder, config, *_reconcile(folder, weight_map, headers))
+    return Checkpoint(folder, config, *_join_index(folder, weight_map, headers))
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
@@ -144,7 +150,7 @@ def _header(path: Path) -> tuple[LocalFile, dict[str, Entry]]:
     return source, parse_header(source)
 
 
-def _reconcile(
+def _join_index(
     folder: Path, weight_map: Mapping[str, str], headers: Mapping[str, tuple[LocalFile, Mapping[str, Entry]]]
 ) -> tuple[dict[str, SourceTensor], dict[str, str], tuple[Finding, ...]]:
     """Join index and headers: the headers decide, every disagreement becomes a finding."""
@@ -152,7 +158,7 @@ def _reconcile(
     for part, (_, entries) in headers.items():
         for name in entries:
             holders.setdefault(name, []).append(part)
-    findings: list[Finding] = []
+    findings = Findings()
     chosen = {name: _chosen(name, parts, weight_map.get(name), findings) for name, parts in holders.items()}
     tensors = {}
     for part, (source, entries) in headers.items():
@@ -168,12 +174,12 @@ def _reconcile(
     return tensors, missing, tuple(findings)
 
 
-def _chosen(name: str, parts: list[str], listed: str | None, findings: list[Finding]) -> str:
+def _chosen(name: str, parts: list[str], listed: str | None, findings: Findings) -> str:
     """The part to take a tensor from: the one that the index names if it holds the tensor, else the only one."""
     if listed in parts:
         if others := [part for part in parts if part != listed]:
             message = f"is in {', '.join(others)} too, but the index takes it from {listed}; that one is used"
-            findings.append(Finding(Severity.WARNING, "index-other-part", name, message))
+            findings.warn("index-other-part", name, message)
         return listed
     if len(parts) > 1:
         raise InputError(
@@ -184,7 +190,7 @@ def _chosen(name: str, parts: list[str], listed: str | None, findings: list[Find
         )
     if listed is not None:
         message = f"is in {parts[0]}, where the index does not look for it ({listed} lacks it); it is used"
-        findings.append(Finding(Severity.WARNING, "index-other-part", name, message))
+        findings.warn("index-other-part", name, message)
     return parts[0]
 
 
@@ -193,7 +199,7 @@ def _unlisted(part: str, names: list[str]) -> Finding:
         Severity.WARNING,
         "index-lacks-tensors",
         part,
-        f"holds {counted(len(names), 'tensor')} that the index does not list ({_some(names)}); they are used",
+        f"holds {counted(len(names), 'tensor')} that the index does not list ({listed(names)}); they are used",
         f"rebuild {INDEX} if they do not belong to the model",
     )
 
@@ -202,8 +208,4 @@ def _missing_part(folder: Path, part: str, names: list[str]) -> Finding:
     tensors = counted(len(names), "tensor")
     there = (folder / part).is_file()
     message = f"lacks {tensors} that the index expects from it" if there else f"is not there, with {tensors}"
-    return Finding(Severity.ERROR, "missing-tensors", part, f"{message} ({_some(names)})", f"download {part} again")
-
-
-def _some(names: list[str], shown: int = 3) -> str:
-    return ", ".join(names[:shown]) + (f", … {len(names) - shown} more" if len(names) > shown else "")
+    return Finding(Severity.WARNING, "missing-tensors", part, f"{message}: {listed(names)}", f"download {part} again")

@@ -12,15 +12,19 @@ import numpy as np
 
 from nextn.convert.checkpoint import SourceTensor
 from nextn.convert.mapping import Names
+from nextn.convert.special_tokens import Style
 from nextn.convert.transforms import Recipe
 from nextn.gguf_schema.architecture import Architecture, Hyperparameters
 from nextn.gguf_schema.errors import InputError
-from nextn.validators.findings import Finding, Severity
+from nextn.validators.findings import Findings
 
 # Only tensors up to this size are read before the plan stands.
 SMALL_TENSOR_BYTES = 64 * 1024
 
 INTEGER_DTYPES = {"I64": "<i8", "I32": "<i4"}
+
+# `expert_gating_func` by the names that configurations use.
+GATING = {"softmax": 1, "sigmoid": 2}
 
 _REQUIRED = object()
 
@@ -41,7 +45,7 @@ class Facts:
     nextn_blocks: int = 0
     missing: Mapping[str, str] = field(default_factory=dict)
     trunk_wanted: bool = True
-    findings: list[Finding] = field(default_factory=list)
+    findings: Findings = field(default_factory=Findings)
 
     @property
     def blocks(self) -> range:
@@ -105,10 +109,6 @@ class Facts:
         if not holds:
             raise InputError("unsupported-config", message, subject=subject)
 
-    def warn(self, rule: str, subject: str, message: str, remedy: str | None = None) -> None:
-        """Add a warning."""
-        self.findings.append(Finding(Severity.WARNING, rule, subject, message, remedy))
-
     def shape(self, name: str) -> tuple[int, ...] | None:
         """The torch shape of a tensor, or None when it is not there."""
         tensor = self.tensors.get(name)
@@ -151,6 +151,6 @@ class Family:
     names: Names
     hyperparameters: Callable[[Facts], Hyperparameters]
     head_count_keys: tuple[str, ...]
-    tokenizer: Literal["gpt2", "glm"] = "gpt2"
+    tokenizer: Style = "gpt2"
     tied_output: Literal["copy", "absent"] = "copy"
     generated: Callable[[Facts, Any], Iterator[tuple[str, Recipe]]] = _nothing

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nextn.convert.checkpoint import SourceTensor
-from nextn.convert.family import Facts, Family
+from nextn.convert.family import GATING, Facts, Family
 from nextn.convert.mapping import Names, NameTable, To, joined, single
 from nextn.convert.transforms import (
     Recipe,
@@ -23,7 +23,6 @@ from nextn.convert.transforms import (
 from nextn.gguf_schema.glm5_next import GLM5_NEXT, Glm5Next
 
 LINEAR = "linear_attention"
-GATING = {"softmax": 1, "sigmoid": 2}
 # The epsilon of the indexer's LayerNorm is a constant of the model code, not of its configuration.
 INDEXER_NORM_EPSILON = 1e-6
 

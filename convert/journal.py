@@ -1,13 +1,13 @@
 """What an interrupted run has finished, so that the same command continues instead of starting over.
 
-The journal lies beside the first output, as `<output>.journal`, one JSON object a line. A tensor gets its line when its
-bytes have been handed to the operating system, so the line outlives the death of the process. After a crash of the
-machine only what stands before the last `synced` line counts. The journal goes when every file has its final name.
+The journal lies beside the first output, as `<output>.journal`, one JSON object a line, and only ever grows. Each run
+begins with a line that names its plan and the start of the machine. A tensor gets its line when its bytes have been
+handed to the operating system, so the line outlives the death of the process. Of what was written before the machine
+started anew, only what stands before a `synced` line counts. The journal goes when every file has its final name.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nextn.convert.output import open_locked, write_error
 from nextn.convert.plan import Plan
-from nextn.gguf_schema.errors import InputError, UsageError
 
 SUFFIX = ".journal"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -33,60 +33,88 @@ class Finished:
 class Journal:
     """The journal of one plan; it is locked, so that two processes never write the same files.
 
-    `found` is what an earlier run of the same plan finished; `started` says whether anything was written yet.
+    `found` is what this and earlier runs of the plan finished; `tells` says whether the journal tells of anything worth
+    keeping, be it of another plan. Raises UsageError when another process has it.
     """
 
     def __init__(self, plan: Plan, first_output: Path) -> None:
         self.path = first_output.with_name(first_output.name + SUFFIX)
         self._head = {"fingerprint": plan.fingerprint, "boot": _boot_id()}
         try:
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            self._descriptor = open_locked(self.path)
+            data = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
         except OSError as error:
-            raise InputError("write-error", f"cannot be written: {error.strerror}", subject=str(self.path)) from error
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._descriptor)
-            raise UsageError("in-use", "another process is writing this file", subject=str(first_output)) from error
-        self.found = self._read()
-        self.started = self.found != Finished()
+            raise write_error(self.path, error) from error
+        self.tells = bool(data)
+        self.found, self._valid = self._read(data)
 
-    def _read(self) -> Finished:
-        """A torn, foreign or outdated journal counts for nothing."""
-        lines = list(_objects(os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)))
-        if not lines or lines[0].get("fingerprint") != self._head["fingerprint"]:
-            return Finished()
-        if lines[0].get("boot") != self._head["boot"]:
-            lines = lines[: max((number + 1 for number, line in enumerate(lines) if "synced" in line), default=0)]
-        tensors = {line["done"]: line.get("sha256") for line in lines if "done" in line}
-        return Finished(tensors, any("complete" in line for line in lines))
+    def _read(self, data: bytes) -> tuple[Finished, int]:
+        """What counts, and the length of the lines that are whole; a foreign journal counts for nothing."""
+        found, unsynced, boot, valid = Finished(), dict[str, str | None](), None, 0
+        for line, end in _objects(data):
+            if "fingerprint" in line:
+                if line["fingerprint"] != self._head["fingerprint"]:
+                    return Finished(), 0
+                if boot != line["boot"]:
+                    unsynced.clear()
+                boot = line["boot"]
+            elif boot is None:
+                return Finished(), 0
+            valid = end
+            if "done" in line:
+                unsynced[line["done"]] = line.get("sha256")
+            if "lost" in line:
+                unsynced.clear()
+            if "synced" in line:
+                found.tensors |= unsynced
+                found.complete = "complete" in line
+        if boot == self._head["boot"]:
+            found.tensors |= unsynced
+        return found, valid
 
     def start(self) -> None:
-        """Begin anew with what is taken over from an earlier run."""
-        os.ftruncate(self._descriptor, 0)
+        """Begin a run: behind what was found, or anew when that is nothing (any more)."""
+        self.tells = bool(self.found.tensors)
+        try:
+            os.ftruncate(self._descriptor, self._valid if self.tells else 0)
+            os.lseek(self._descriptor, 0, os.SEEK_END)
+        except OSError as error:
+            raise write_error(self.path, error) from error
         self._append(self._head)
-        for name, digest in self.found.tensors.items():
-            self.done(name, digest)
-        self.started = True
 
     def done(self, tensor: str, digest: str | None = None) -> None:
         """The data of a tensor is written, in every file that holds it."""
         self._append({"done": tensor, "sha256": digest} if digest else {"done": tensor})
+        self.found.tensors[tensor] = digest
+        self.tells = True
 
     def synced(self, *, complete: bool = False) -> None:
         """What was written so far is on the disk, and with `complete` that is everything."""
         self._append({"synced": True, "complete": True} if complete else {"synced": True})
-        os.fsync(self._descriptor)
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise write_error(self.path, error) from error
+
+    def lost(self) -> None:
+        """What was not synced may never reach the disk: the system reports a failed sync only once."""
+        self._append({"lost": True})
 
     def _append(self, line: dict[str, Any]) -> None:
+        data = (json.dumps(line) + "\n").encode()
         try:
-            os.write(self._descriptor, (json.dumps(line) + "\n").encode())
+            # What is left of a line that did not fit is no line: the next run cuts it off.
+            while data:
+                data = data[os.write(self._descriptor, data) :]
         except OSError as error:
-            raise InputError("no-space", f"cannot be written: {error.strerror}", subject=str(self.path)) from error
+            raise write_error(self.path, error) from error
 
     def remove(self) -> None:
         """Delete the journal: the work is done, or not worth continuing."""
-        self.path.unlink(missing_ok=True)
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise write_error(self.path, error) from error
 
     def __enter__(self) -> Journal:
         return self
@@ -103,13 +131,15 @@ def _boot_id() -> str:
         return f"process {os.getpid()}"
 
 
-def _objects(data: bytes) -> Iterator[dict[str, Any]]:
-    """The objects of whole lines, up to the first line that is none."""
+def _objects(data: bytes) -> Iterator[tuple[dict[str, Any], int]]:
+    """The objects of whole lines, each with the place of its end, up to the first line that is none."""
+    end = 0
     for line in data.split(b"\n")[:-1]:
+        end += len(line) + 1
         try:
             parsed = json.loads(line)
         except ValueError:
             return
         if not isinstance(parsed, dict):
             return
-        yield parsed
+        yield parsed, end

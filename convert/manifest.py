@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from nextn import __version__
-from nextn.convert.output import PARTIAL
+from nextn.convert.checkpoint import SourceTensor
+from nextn.convert.output import PARTIAL, write_error
 from nextn.convert.plan import Plan, PlannedFile
 from nextn.convert.transforms import Recipe
-from nextn.gguf_schema.errors import InputError
 
 
 def hash_files(paths: Iterable[Path], jobs: int) -> dict[Path, str]:
@@ -58,14 +58,7 @@ def tensors(file: PlannedFile, recipes: Mapping[str, Recipe]) -> list[dict[str, 
             "bytes": tensor.nbytes,
             "transform": recipes[tensor.name].note,
             "sources": [
-                {
-                    "name": source.name,
-                    "file": source.source.name,
-                    "offset": source.offset,
-                    "dtype": source.dtype,
-                    "shape": source.shape,
-                    "scale": source.scale.name if source.scale else None,
-                }
+                _place(source) | {"scale": _place(source.scale) if source.scale else None}
                 for source in recipes[tensor.name].sources
             ],
         }
@@ -73,11 +66,21 @@ def tensors(file: PlannedFile, recipes: Mapping[str, Recipe]) -> list[dict[str, 
     ]
 
 
+def _place(source: SourceTensor) -> dict[str, Any]:
+    return {
+        "name": source.name,
+        "file": source.source.name,
+        "offset": source.offset,
+        "dtype": source.dtype,
+        "shape": source.shape,
+    }
+
+
 def write_manifest(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a manifest beside its name and rename it; InputError when that fails."""
+    """Write a manifest under another name and rename it; InputError when that fails."""
     partial = path.with_name(path.name + PARTIAL)
     try:
         partial.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         partial.replace(path)
     except OSError as error:
-        raise InputError("write-error", f"cannot be written: {error.strerror}", subject=str(path)) from error
+        raise write_error(path, error) from error

@@ -15,7 +15,7 @@ from nextn.convert.checkpoint import CONFIG, read_json
 from nextn.gguf_schema.contents import TensorInfo, Value, array
 from nextn.gguf_schema.errors import InputError, UsageError
 from nextn.gguf_schema.types import ValueType
-from nextn.validators.findings import Finding, Severity
+from nextn.validators.findings import Finding, Findings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -142,7 +142,7 @@ def read_description(
     `name` replaces the folder's name where the folder is only a cache. Raises InputError for a card whose front matter
     is not YAML, for overrides that are not a JSON object, and for an override that is no settable `general.*` key.
     """
-    findings: list[Finding] = []
+    findings = Findings()
     overrides = read_json(overrides_file) if overrides_file else {}
     settable = _settable_keys()
     for key in overrides:
@@ -232,14 +232,14 @@ def _read_card(path: Path) -> Mapping[str, Any]:
         ) from error
 
 
-def _read_generation(path: Path, findings: list[Finding]) -> Mapping[str, Any]:
+def _read_generation(path: Path, findings: Findings) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     try:
         return read_json(path)
     except InputError as error:
         message = f"{error.message}; no sampling keys are written"
-        findings.append(Finding(Severity.WARNING, "generation-config", str(path), message))
+        findings.warn("generation-config", str(path), message)
         return {}
 
 

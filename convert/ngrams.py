@@ -77,7 +77,9 @@ def _check_constants(facts: Facts, table: str, stored: Constants, ngram_size: in
     }
     for name in stored:
         if stored[name] != computed[name]:
-            facts.warn("ngram-constants", table, f"{name} are not those of the model's rule; the stored ones are used")
+            facts.findings.warn(
+                "ngram-constants", table, f"{name} are not those of the model's rule; the stored ones are used"
+            )
 
 
 def _table_rows(facts: Facts, table: str, needed: int) -> int:
@@ -101,7 +103,7 @@ def _ngram_eos(facts: Facts) -> int:
     if isinstance(eos, list):
         whole = bool(eos) and type(eos[0]) is int
         facts.require(whole, "eos_token_id", f"is {eos}; the n-gram embedding needs an end token")
-        facts.warn("ngram-eos", "eos_token_id", f"is a list; n-grams are cut at its first entry, {eos[0]}")
+        facts.findings.warn("ngram-eos", "eos_token_id", f"is a list; n-grams are cut at its first entry, {eos[0]}")
         return int(eos[0])
     return int(facts.integer("eos_token_id"))
 

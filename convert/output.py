@@ -1,31 +1,68 @@
-"""A file being written: positional writes into `<name>.partial`."""
+"""A file being written: positional writes into `<name>.partial`, which is locked meanwhile."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from nextn.convert.plan import PlannedFile
-from nextn.gguf_schema.errors import InputError
+from nextn.gguf_schema.container import read_header
+from nextn.gguf_schema.contents import LocalFile
+from nextn.gguf_schema.errors import InputError, UsageError, VerdictError
 
 PARTIAL = ".partial"
+HASH_LENGTH = 64
+# What file systems without hard links answer.
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class Output:
-    """The partial file of a planned file; closed, but kept, when the context is left."""
+    """The partial file of a planned file; closed, but kept, when the context is left.
 
-    def __init__(self, file: PlannedFile, path: Path) -> None:
+    Until all data is there the partial file begins with the plan's fingerprint in place of the header: it is no GGUF
+    yet, and a partial file of another plan is not taken for one of this plan.
+    """
+
+    def __init__(self, file: PlannedFile, path: Path, fingerprint: str) -> None:
         self.file = file
+        self.path = path
         self.partial = path.with_name(path.name + PARTIAL)
+        self._stamp = fingerprint.encode()
         self._offsets = {tensor.name: len(file.header) + tensor.offset for tensor in file.tensors}
         self._descriptor = -1
 
     @property
-    def is_whole(self) -> bool:
-        """Whether the partial file has its full size, as an earlier run leaves it."""
-        return self.partial.is_file() and self.partial.stat().st_size == self.file.total_bytes
+    def is_begun(self) -> bool:
+        """Whether the partial file is one that an earlier run of the same plan left unfinished."""
+        return self._head(self.partial, len(self._stamp)) == self._stamp
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the file is complete, under its final name or not yet."""
+        return self._is_finished(self.partial) or self._is_finished(self.path)
+
+    def _is_finished(self, path: Path) -> bool:
+        head = self._head(path, len(self.file.header))
+        return head is not None and self._masked(head) == self._masked(self.file.header)
+
+    def _head(self, path: Path, length: int) -> bytes | None:
+        """The first bytes of a file of the planned size; None for any other."""
+        if not path.is_file() or path.stat().st_size != self.file.total_bytes:
+            return None
+        with path.open("rb") as opened:
+            return opened.read(length)
+
+    def _masked(self, header: bytes) -> bytes:
+        """A header without the hashes that are known only when the data is written."""
+        masked = bytearray(header)
+        for offset in self.file.hash_fields.values():
+            masked[offset : offset + HASH_LENGTH] = bytes(HASH_LENGTH)
+        return bytes(masked)
 
     @property
     def allocated(self) -> int:
@@ -33,26 +70,47 @@ class Output:
         return min(self.partial.stat().st_blocks * 512, self.file.total_bytes) if self.partial.is_file() else 0
 
     def open(self, *, anew: bool) -> None:
-        """Open the partial file, emptied and sized when `anew`, and write the header."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if anew else 0)
+        """Open the partial file, emptied and sized when `anew`. Raises UsageError when another process has it open."""
         try:
-            self._descriptor = os.open(self.partial, flags, 0o666)
+            self._descriptor = open_locked(self.partial)
+            if anew:
+                os.ftruncate(self._descriptor, 0)
             os.ftruncate(self._descriptor, self.file.total_bytes)
         except OSError as error:
-            raise self._failed(error) from error
-        self._write(memoryview(self.file.header), 0)
+            raise write_error(self.partial, error) from error
+        self._write(memoryview(self._stamp), 0)
+
+    def holds(self, name: str) -> bool:
+        """Whether the file has the tensor."""
+        return name in self._offsets
 
     def write(self, name: str, offset: int, data: memoryview) -> int:
         """Put data of a tensor at its place and return its length; 0 when the file does not hold the tensor."""
-        if name not in self._offsets:
+        if not self.holds(name):
             return 0
         self._write(data, self._offsets[name] + offset)
         return len(data)
 
-    def write_hashes(self, digests: Mapping[str, str]) -> None:
-        """Put the sha256 of tensors' data, in hexadecimal, where the header has room for them."""
+    def finish(self, digests: Mapping[str, str | None]) -> None:
+        """Write the header, with the hashes (of the data of tensors, by name) that it has room for, and read it back.
+
+        Does nothing when an earlier run has done it. Raises VerdictError when the file does not say what was planned.
+        """
+        if not self.is_begun:
+            return
+        if self._descriptor < 0:
+            self.open(anew=False)
+        header = bytearray(self.file.header)
         for name, offset in self.file.hash_fields.items():
-            self._write(memoryview(digests[name].encode()), offset)
+            header[offset : offset + HASH_LENGTH] = (digests.get(name) or "").ljust(HASH_LENGTH).encode()
+        # The stamp goes last: until then a run that dies here can be continued.
+        stamped = len(self._stamp)
+        self._write(memoryview(header)[stamped:], stamped)
+        self._write(memoryview(header)[:stamped], 0)
+        self.sync()
+        planned = {tensor.name: replace(tensor, shard=0) for tensor in self.file.tensors}
+        if read_header(LocalFile(self.partial)).contents.tensors != planned:
+            raise VerdictError("not-as-planned", "is not what was planned", subject=str(self.partial))
 
     def _write(self, data: memoryview, offset: int) -> None:
         try:
@@ -60,21 +118,47 @@ class Output:
                 written = os.pwrite(self._descriptor, data, offset)
                 data, offset = data[written:], offset + written
         except OSError as error:
-            raise self._failed(error) from error
+            raise write_error(self.partial, error) from error
 
     def sync(self) -> None:
         """Force the data to the disk."""
         try:
             os.fsync(self._descriptor)
         except OSError as error:
-            raise self._failed(error) from error
+            raise write_error(self.partial, error) from error
 
-    def _failed(self, error: OSError) -> InputError:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            message = "the disk is full"
-            remedy = "free some space and run the same command again: it continues where it stopped"
-            return InputError("no-space", message, subject=str(self.partial), remedy=remedy)
-        return InputError("write-error", f"cannot be written: {error.strerror}", subject=str(self.partial))
+    def publish(self, *, overwrite: bool) -> None:
+        """Give the complete file its final name, unless it has it; UsageError when another file took it meanwhile."""
+        if not self.partial.exists():
+            return
+        try:
+            if overwrite:
+                self.partial.replace(self.path)
+            else:
+                self._link()
+        except OSError as error:
+            raise write_error(self.path, error) from error
+
+    def _link(self) -> None:
+        """Rename without replacing: a link fails where a file is, and the old name goes afterwards."""
+        try:
+            os.link(self.partial, self.path)
+        except FileExistsError as error:
+            # A run that died between the two steps left both names on one file.
+            if not self.partial.samefile(self.path):
+                remedy = "remove it, or give --overwrite"
+                raise UsageError("output-exists", "exists", subject=str(self.path), remedy=remedy) from error
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            self.partial.replace(self.path)
+            return
+        self.partial.unlink()
+
+    def discard(self) -> None:
+        """Delete the partial file, if it was opened here."""
+        if self._descriptor >= 0:
+            self.partial.unlink(missing_ok=True)
 
     def __enter__(self) -> Output:
         return self
@@ -84,10 +168,43 @@ class Output:
             os.close(self._descriptor)
 
 
+def open_locked(path: Path) -> int:
+    """Open a file for reading and writing, made when missing, that no other process gets until it is closed.
+
+    Raises UsageError when another process has it.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise UsageError("in-use", "another process is writing this file", subject=str(path)) from error
+        except OSError:
+            return descriptor  # A file system without locks: two processes are then not kept apart.
+        # Whoever had it may have renamed or deleted it in the meantime.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        os.close(descriptor)
+
+
+def write_error(path: Path, error: OSError) -> InputError:
+    """What a failed write means for the user."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = "free some space and run the same command again: it continues where it stopped"
+        return InputError("no-space", "the disk is full", subject=str(path), remedy=remedy)
+    remedy = "run the same command again when the cause is gone: it continues where it stopped"
+    return InputError("write-error", f"cannot be written: {error.strerror}", subject=str(path), remedy=remedy)
+
+
 def sync_folder(folder: Path) -> None:
     """Force the names in a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # which a file system that does this by itself may say
+            raise write_error(folder, error) from error
     finally:
         os.close(descriptor)

@@ -45,13 +45,14 @@ def piece_bytes(piece: Piece) -> memoryview:
         return memoryview(
             b"".join(run.sources[0].read(run.start * recipe.width, run.rows * recipe.width) for run in piece.runs)
         )
-    rows = [_values(run, recipe.width) for run in piece.runs]
-    values = rows[0] if len(rows) == 1 else np.concatenate(rows)
-    if recipe.function is not None:
-        values = recipe.function(values)
     try:
+        with np.errstate(over="raise"):
+            rows = [_values(run, recipe.width) for run in piece.runs]
+            values = rows[0] if len(rows) == 1 else np.concatenate(rows)
+            if recipe.function is not None:
+                values = recipe.function(values)
         return encode(values.reshape(-1, info.ne[0]), info.type).reshape(-1).data
-    except OverflowError as error:
+    except (OverflowError, FloatingPointError) as error:
         raise InputError(
             "overflow",
             f"{error} (made from {piece.runs[0].sources[0].name})",

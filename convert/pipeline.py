@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import sys
 import time
@@ -13,13 +12,11 @@ from typing import Any
 
 from nextn.convert.checkpoint import open_checkpoint
 from nextn.convert.manifest import hash_files, manifest, write_manifest
-from nextn.convert.plan import Plan, PlannedFile
+from nextn.convert.plan import Plan
 from nextn.convert.planner import Options, plan_conversion
-from nextn.convert.writer import Progress, write_plan
+from nextn.convert.writer import Progress, default_jobs, write_plan
 from nextn.gguf_schema.architecture import Role
-from nextn.gguf_schema.errors import InputError, VerdictError
-from nextn.gguf_schema.nextn_generic import role_of
-from nextn.gguf_schema.shards import open_gguf
+from nextn.gguf_schema.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ def convert(
     outtype: str = "auto",
     *,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = lambda _: None,
     options: Options | None = None,
 ) -> Conversion:
     """Convert the checkpoint in `source` to one file for each role under `folder`.
@@ -90,49 +87,39 @@ def convert(
     start = time.monotonic()
     options = options or Options(tuple(roles), outtype)
     planned = plan(source, options)
-    return execute(planned, source, folder, start, overwrite=overwrite, progress=progress)
+    return execute(planned, folder, start, overwrite=overwrite, progress=progress)
 
 
 def execute(
     planned: Plan,
-    source: Path,
     folder: Path,
     start: float,
     *,
     overwrite: bool = False,
     jobs: int | None = None,
     manifest_file: Path | None = None,
-    progress: Progress | None = None,
+    progress: Progress = lambda _: None,
 ) -> Conversion:
-    """Write a plan and check each file by reading it back; `start` is when the work began, in monotonic seconds.
+    """Write a plan; `start` is when the work began, in monotonic seconds.
 
     With `manifest_file` the files are hashed, and what they are made of is written there.
     """
-    # A GGUF file is never read here, and one of an earlier run into the checkpoint's folder may be replaced.
-    inputs = sorted(path for path in source.iterdir() if path.is_file() and path.suffix != ".gguf")
-    paths = write_plan(planned, folder, inputs=inputs, overwrite=overwrite, jobs=jobs, progress=progress)
-    _look_back(planned, paths)
-    hashes = hash_files(paths, jobs or os.cpu_count() or 1) if manifest_file else {}
-    if manifest_file:
-        write_manifest(manifest_file, manifest(planned, hashes))
+    hashes: dict[Path, str] = {}
+
+    def finish(paths: Sequence[Path]) -> None:
+        if manifest_file:
+            hashes.update(hash_files(paths, jobs or default_jobs()))
+            write_manifest(manifest_file, manifest(planned, hashes))
+
+    beside = [manifest_file] if manifest_file else []
+    written = write_plan(
+        planned, folder, overwrite=overwrite, jobs=jobs, progress=progress, beside=beside, finish=finish
+    )
     outputs = tuple(
         WrittenFile(path, file.role, len(file.tensors), file.total_bytes, hashes.get(path))
-        for file, path in zip(planned.files, paths, strict=True)
+        for file, path in zip(planned.files, written.paths, strict=True)
     )
-    return Conversion(outputs, planned, time.monotonic() - start, planned.source_bytes)
-
-
-def _look_back(plan: Plan, paths: Sequence[Path]) -> None:
-    """Every file (or set of shards) reads as the role and the tensors that were planned."""
-    sets: dict[Role, list[tuple[PlannedFile, Path]]] = {}
-    for file, path in zip(plan.files, paths, strict=True):
-        sets.setdefault(file.role, []).append((file, path))
-    for role, members in sets.items():
-        contents = open_gguf(members[0][1]).contents
-        planned = {tensor.name: tensor for file, _ in members for tensor in file.tensors}
-        if role_of(contents) is not role or contents.tensors != planned:
-            message = f"was written as {role} but reads as {role_of(contents)}"
-            raise VerdictError("not-as-planned", message, subject=str(members[0][1]), remedy="report this")
+    return Conversion(outputs, planned, time.monotonic() - start, planned.bytes_of_sources(written.kept))
 
 
 def peak_rss_bytes() -> int:

@@ -6,10 +6,11 @@ A plan is printed by `--dry-run`, judged by the validator through `Contents`, an
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import PurePosixPath
+from importlib.metadata import version
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nextn.convert.transforms import Recipe
@@ -65,6 +66,10 @@ def plan_file(
     return PlannedFile(role, path, keys, laid_out, header, data_bytes, fields)
 
 
+# A file must not be made by two versions of these.
+ENCODING_PACKAGES = ("nextn", "numpy", "ml_dtypes", "gguf")
+
+
 @dataclass(frozen=True)
 class Payload:
     """How the data of one tensor is made; every file that holds the tensor gets the same bytes."""
@@ -83,12 +88,16 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Plan:
-    """Files to write, the data they are made of in writing order, and what was noticed on the way."""
+    """Files to write, the data they are made of in writing order, and what was noticed on the way.
+
+    `inputs` are the files that were or will be read; none of them is ever written.
+    """
 
     files: tuple[PlannedFile, ...]
     payload: tuple[Payload, ...]
     dropped: tuple[Dropped, ...] = ()
-    findings: tuple[Finding, ...] = field(default_factory=tuple)
+    findings: tuple[Finding, ...] = ()
+    inputs: tuple[Path, ...] = ()
 
     @property
     def total_bytes(self) -> int:
@@ -97,26 +106,27 @@ class Plan:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes with anything that changes the files' bytes: headers, recipes, types, and the sources themselves."""
-        digest = hashlib.sha256()
+        """Changes with anything that changes the files' bytes: headers, recipes, sources, and the code that encodes."""
+        digest = hashlib.sha256(" ".join(version(package) for package in ENCODING_PACKAGES).encode())
         for file in self.files:
             digest.update(f"{file.path}\n".encode() + file.header)
-        sources: dict[str, None] = {}
         for payload in self.payload:
             recipe = payload.recipe
             digest.update(f"{payload.info} {recipe.shape} {recipe.width} {recipe.group} {recipe.note}\n".encode())
             for run in recipe.runs:
-                digest.update(f"{run.start} {run.rows}\n".encode())
-                for source in run.sources:
-                    sources[source.source.identity] = None
-                    digest.update(f"{source.name} {source.dtype} {source.shape} {source.offset}\n".encode())
-        digest.update("\n".join(sources).encode())
+                sources = " ".join(source.identity for source in run.sources)
+                digest.update(f"{run.start} {run.rows} {sources}\n".encode())
         return digest.hexdigest()
 
     @property
     def source_bytes(self) -> int:
         """Bytes of all source tensors that are read."""
-        sources = {source for payload in self.payload for source in payload.recipe.sources}
+        return self.bytes_of_sources()
+
+    def bytes_of_sources(self, without: Collection[str] = ()) -> int:
+        """Bytes of the source tensors that the data is made of, except that of the named tensors."""
+        read = (payload.recipe.sources for payload in self.payload if payload.info.name not in without)
+        sources = {source for of_one in read for source in of_one}
         return sum(source.nbytes + (source.scale.nbytes if source.scale else 0) for source in sources)
 
     def as_json(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from nextn.gguf_schema.contents import TensorInfo, boolean, string, u32
 from nextn.gguf_schema.errors import InputError
 from nextn.gguf_schema.nextn_generic import EMBEDDING, OUTPUT, SHARED, TARGET_EMBEDDING_SHA256, TARGET_NAME
 from nextn.gguf_schema.types import BF16, F16, FILE_TYPES, TENSOR_TYPES, TensorType
-from nextn.validators.findings import Finding, Severity
+from nextn.validators.findings import Findings
 
 QUANTIZATION_VERSION = 2
 
@@ -82,7 +82,14 @@ def plan_conversion(checkpoint: Checkpoint, options: Options) -> Plan:
     dropped = [Dropped(name, reason) for name, reason in (*mapped.dropped, *unused_scales)]
     dropped += _left_out(made.values(), payload, facts.trunk_blocks)
     noticed = (*checkpoint.findings, *findings, *types.findings(), *tokenizer.findings, *description.findings)
-    return Plan(files, payload, tuple(dropped), tuple(dict.fromkeys(noticed)))
+    return Plan(files, payload, tuple(dropped), tuple(dict.fromkeys(noticed)), _inputs(checkpoint, options))
+
+
+def _inputs(checkpoint: Checkpoint, options: Options) -> tuple[Path, ...]:
+    """Every file that is read; a GGUF beside the checkpoint is an earlier output and may be replaced."""
+    found = (path for pattern in ("*", "*/*") for path in checkpoint.folder.glob(pattern))
+    files = [path for path in found if path.is_file() and path.suffix != ".gguf"]
+    return (*files, options.metadata_file) if options.metadata_file else tuple(files)
 
 
 def _settle_roles(checkpoint: Checkpoint, options: Options, facts: Facts) -> tuple[Role, ...]:
@@ -98,7 +105,7 @@ def _settle_roles(checkpoint: Checkpoint, options: Options, facts: Facts) -> tup
                 remedy="take the head from the base model's repository, or use --emit trunk",
             )
         if Role.COMBINED in roles:
-            facts.warn(
+            facts.findings.warn(
                 "no-head",
                 str(checkpoint.folder),
                 "holds no head: a trunk file is written instead of a combined one",
@@ -147,7 +154,7 @@ def _tie_output(
     if family.tied_output == "copy":
         made[OUTPUT] = made[EMBEDDING]._replace(name=OUTPUT)
     how = {"copy": "a copy of the embeddings is written", "absent": "runtimes use the embeddings"}[family.tied_output]
-    facts.findings.append(Finding(Severity.NOTE, "tied-output", OUTPUT, f"the model has none of its own: {how}"))
+    facts.findings.note("tied-output", OUTPUT, f"the model has none of its own: {how}")
 
 
 def _outtype(checkpoint: Checkpoint, options: Options) -> TensorType:
@@ -164,7 +171,7 @@ def _payload(
     h: Hyperparameters,
     expected: Mapping[Role, Mapping[str, ExpectedTensor]],
     types: TypeChooser,
-    findings: list[Finding],
+    findings: Findings,
 ) -> Iterable[Payload]:
     """Every tensor of any file, in canonical order: the trunk file's in upstream's order, then the heads' own.
 
@@ -175,7 +182,7 @@ def _payload(
         places |= {t.name: t for t in family.architecture.tensors_of(h, Role.MTP) if t.name == EMBEDDING}
         if EMBEDDING not in made:
             message = "is not there, so the sidecar cannot say by its hash which target it belongs to"
-            findings.append(Finding(Severity.WARNING, "no-target-hash", family.names.source(EMBEDDING), message))
+            findings.warn("no-target-hash", family.names.source(EMBEDDING), message)
     chosen = [target for target in made.values() if target.name in places]
     for target in sorted(chosen, key=lambda target: target.block >= h.trunk_blocks):
         place = places[target.name]
@@ -205,7 +212,7 @@ def _recipe(target: Made, names: Names, h: Hyperparameters, place: ExpectedTenso
         recipe = target.transform(target.sources, h, target.block)
     except (ValueError, IndexError) as error:
         raise _wrong_shape(target, place) from error
-    if recipe.shape[::-1] != place.ne or any(s.shape != target.sources[0].shape for s in target.sources[1:]):
+    if recipe.shape[::-1] != place.ne:
         raise _wrong_shape(target, place)
     return recipe
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -41,26 +41,25 @@ FP8_VALUES: dict[str, Floats] = {
 
 
 def _scaled(source: SourceTensor, values: Floats, start: int) -> Floats:
-    """Multiply rows of an FP8 weight by the scales of their blocks."""
+    """Multiply whole rows of an FP8 weight by the scales of their blocks; only the scales needed are read."""
     *_, height, width = source.shape
-    scales = _scales(source)
     block_rows, block_columns = source.block
-    rows = start // width + np.arange(values.size // width)
-    matrix, row = np.divmod(rows, height)
-    of_rows = scales[matrix * -(-height // block_rows) + row // block_rows]
+    matrix, row = np.divmod(start // width + np.arange(values.size // width), height)
+    scale_rows = matrix * -(-height // block_rows) + row // block_rows
+    of_rows = _scales(source, scale_rows[0], scale_rows[-1] + 1)[scale_rows - scale_rows[0]]
     if width % block_columns == 0:
-        values.reshape(len(rows), -1, block_columns)[...] *= of_rows[:, :, None]
+        values.reshape(len(row), -1, block_columns)[...] *= of_rows[:, :, None]
     else:
-        values.reshape(len(rows), width)[...] *= np.repeat(of_rows, block_columns, axis=1)[:, :width]
+        values.reshape(len(row), width)[...] *= np.repeat(of_rows, block_columns, axis=1)[:, :width]
     return values
 
 
-@lru_cache(maxsize=64)
-def _scales(source: SourceTensor) -> Floats:
-    """All scales of a weight, one row for each row of blocks; threads work on few weights at a time."""
-    scale = source.scale
-    assert scale is not None  # noqa: S101
-    return decode(scale, 0, scale.elements).reshape(-1, scale.shape[-1])
+def _scales(source: SourceTensor, first: int, end: int) -> Floats:
+    """Rows `first` to `end` of a weight's scales, over all its matrices."""
+    if source.scale is None:
+        raise ValueError(f"{source.name} has no scales")
+    columns = source.scale.shape[-1]
+    return decode(source.scale, first * columns, (end - first) * columns).reshape(-1, columns)
 
 
 def _f32(rows: Floats) -> Bytes:
@@ -76,6 +75,8 @@ def _bf16(rows: Floats) -> Bytes:
     return np.ascontiguousarray(rows).astype(ml_dtypes.bfloat16).view(np.uint8)
 
 
+# Half would round 0.49999997 up: the sum is not exact. The float below it rounds every value as `roundf` does.
+BELOW_HALF = np.nextafter(np.float32(0.5), np.float32(0))
 Q8_0_BLOCK = np.dtype([("scale", "<f2"), ("values", "i1", (32,))])
 
 
@@ -91,7 +92,7 @@ def _q8_0(rows: Floats) -> Bytes:
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         inverse = np.where(scale == 0, np.float32(0), np.float32(1) / scale)
         np.multiply(blocks, inverse[:, None], out=scratch)
-        scratch += np.copysign(np.float32(0.5), scratch)
+        scratch += np.copysign(BELOW_HALF, scratch)
         encoded = np.empty(len(blocks), Q8_0_BLOCK)
         encoded["scale"] = scale
         # The cast cuts towards zero.
@@ -108,7 +109,10 @@ def _row_maximum(rows: Floats) -> Floats:
 
 
 def _by_library(rows: Floats, name: str) -> Bytes:
-    """The library's quantizers give the bytes of ggml's reference quantizers for the types named in ENCODERS."""
+    """The library's quantizers give the bytes of ggml's reference quantizers for the types named in ENCODERS.
+
+    Only the sign of a zero scale may differ, in a block of negative zeros.
+    """
     from gguf import GGMLQuantizationType, quants
 
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -124,9 +128,17 @@ ENCODERS: dict[TensorType, Callable[[Floats], Bytes]] = {
     **{TENSOR_TYPES[name]: partial(_by_library, name=name) for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1")},
 }
 
-# How many F16 numbers head each block: its scale, and its minimum where it has one; or the value itself.
-F16_FIELDS: dict[TensorType, int] = {F16: 1} | {
-    TENSOR_TYPES[name]: count for name, count in (("Q8_0", 1), ("Q4_0", 1), ("Q5_0", 1), ("Q4_1", 2), ("Q5_1", 2))
+# The 16-bit floats that head each block of a type: its scale, and its minimum where it has one; or the value itself.
+# With how many there are, the bits that are all set in an infinite or undefined one.
+_F16_EXPONENT, _BF16_EXPONENT = 0x7C00, 0x7F80
+STORED_FLOATS: dict[TensorType, tuple[int, int]] = {
+    F16: (1, _F16_EXPONENT),
+    BF16: (1, _BF16_EXPONENT),
+    Q8_0: (1, _F16_EXPONENT),
+    TENSOR_TYPES["Q4_0"]: (1, _F16_EXPONENT),
+    TENSOR_TYPES["Q5_0"]: (1, _F16_EXPONENT),
+    TENSOR_TYPES["Q4_1"]: (2, _F16_EXPONENT),
+    TENSOR_TYPES["Q5_1"]: (2, _F16_EXPONENT),
 }
 
 
@@ -136,8 +148,13 @@ def encode(rows: Floats, type_: TensorType) -> Bytes:
     Raises OverflowError when a finite value, or the scale of finite values, becomes infinite, as llama-quantize does.
     """
     encoded = ENCODERS[type_](rows)
-    if type_ in F16_FIELDS:
-        stored = encoded.reshape(-1, type_.size)[:, : 2 * F16_FIELDS[type_]].view("<f2")
-        if not np.isfinite(stored).all() and np.isfinite(rows).all():
-            raise OverflowError(f"values up to {np.abs(rows).max():g} become infinite in {type_.name}")
+    if type_ in STORED_FLOATS:
+        count, exponent = STORED_FLOATS[type_]
+        stored = encoded.reshape(-1, type_.size)[:, : 2 * count].view("<u2")
+        broken = ((stored & exponent) == exponent).any(axis=1)
+        if broken.any():
+            blocks = rows.reshape(len(broken), -1)[broken]
+            finite = blocks[np.isfinite(blocks).all(axis=1)]
+            if finite.size:
+                raise OverflowError(f"values up to {np.abs(finite).max():g} become infinite in {type_.name}")
     return encoded

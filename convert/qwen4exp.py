@@ -297,7 +297,7 @@ def _check_expressible(facts: Facts, hidden: int, state: int, ratio: int) -> Non
         facts.require(bool(holds), subject, message)
     if (epsilon := facts.number("rms_norm_eps")) != DELTA_NET_EPSILON:
         message = f"is {epsilon:g}: llama.cpp uses it in the delta net too, where the model has {DELTA_NET_EPSILON:g}"
-        facts.warn("delta-net-epsilon", "rms_norm_eps", message)
+        facts.findings.warn("delta-net-epsilon", "rms_norm_eps", message)
 
 
 FAMILY = Family(

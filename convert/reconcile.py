@@ -12,7 +12,7 @@ from nextn.convert.checkpoint import Checkpoint
 from nextn.convert.family import Facts, Family
 from nextn.convert.mapping import VISION, Made, canonical, count_heads, layer_of
 from nextn.gguf_schema.architecture import Hyperparameters, Role
-from nextn.gguf_schema.errors import InputError, counted
+from nextn.gguf_schema.errors import InputError, counted, listed
 
 # LLAMA_MAX_LAYERS of llama.cpp b11549.
 MAX_LAYERS = 512
@@ -36,7 +36,7 @@ def facts_of(checkpoint: Checkpoint, family: Family) -> Facts:
     if (declared or 0) != facts.nextn_blocks:
         said = "does not say so" if declared is None else f"says {declared}"
         message = f"the tensors hold {counted(facts.nextn_blocks, 'head')}, config.json {said}; the tensors decide"
-        facts.warn("head-count", family.head_count_keys[0], message)
+        facts.findings.warn("head-count", family.head_count_keys[0], message)
     return facts
 
 
@@ -86,7 +86,7 @@ def check_complete(
     ]
     parts = sorted({checkpoint.missing[name] for name in names})
     hub_names = names or [family.names.source(target) for target in targets]
-    shown = ", ".join(hub_names[:4]) + (f", … {len(hub_names) - 4} more" if len(hub_names) > 4 else "")
+    shown = listed(hub_names, 4)
     remedy = f"download {', '.join(parts)} again" if parts else "check config.json against the shards"
     if complete := [role for role in lacking if not lacking[role]]:
         remedy += f"; --emit {','.join(complete)} can proceed"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from nextn.gguf_schema.contents import Value, boolean, u32
-from nextn.validators.findings import Finding, Severity
+from nextn.validators.findings import Findings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ class SpecialTokens:
     searched: tuple[str, ...] = SEARCHED
     ids: dict[str, int] = field(default_factory=dict)
     flags: dict[str, bool] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
+    findings: Findings = field(default_factory=Findings)
 
     def keys(self) -> dict[str, Value]:
         """The keys to write: ids, then flags; kinds that GGUF has no key for are left out."""
@@ -59,16 +59,14 @@ class SpecialTokens:
         flags = {FLAG_KEYS[kind]: boolean(flag) for kind, flag in self.flags.items() if kind in FLAG_KEYS}
         return ids | flags
 
-    def warn(self, rule: str, subject: str, message: str, remedy: str | None = None) -> None:
-        """Note something doubtful."""
-        self.findings.append(Finding(Severity.WARNING, rule, subject, message, remedy))
-
     def offer(self, kind: str, id_: int, origin: str) -> None:
         """Take an id for a kind that has none yet; an id outside the vocabulary is dropped with a warning."""
         if kind in self.ids:
             return
         if not 0 <= id_ < self.vocab_size:
-            self.warn("special-token-range", origin, f"the {kind} id {id_} is outside the vocabulary and not written")
+            self.findings.warn(
+                "special-token-range", origin, f"the {kind} id {id_} is outside the vocabulary and not written"
+            )
             return
         self.ids[kind] = id_
 
@@ -99,10 +97,12 @@ def find_special_tokens(
         if text in added_ids:
             found.offer(kind, added_ids[text], "tokenizer.json")
         elif kind not in found.ids:
-            found.warn("special-token-missing", "tokenizer.json", f"has no added token {text!r}: no {kind} is written")
+            found.findings.warn(
+                "special-token-missing", "tokenizer.json", f"has no added token {text!r}: no {kind} is written"
+            )
     for kind in ("bos", "eos") if default_bos else ("eos",):
         if kind not in found.ids:
-            found.warn(
+            found.findings.warn(
                 "special-token-missing",
                 ID_KEYS[kind],
                 f"no {kind} token is named by tokenizer_config.json or config.json; llama.cpp takes id {DEFAULT_ID}",
@@ -122,7 +122,7 @@ def _read_tokenizer_config(found: SpecialTokens, tokenizer_config: Mapping[str, 
     for kind in found.searched:
         flag = tokenizer_config.get(f"add_{kind}_token")
         if isinstance(flag, bool) and found.flags.setdefault(kind, flag) is not flag:
-            found.warn(
+            found.findings.warn(
                 "special-token-flag",
                 origin,
                 f"add_{kind}_token is {flag}, but the post-processor says {not flag}; the post-processor wins",
@@ -133,7 +133,9 @@ def _read_tokenizer_config(found: SpecialTokens, tokenizer_config: Mapping[str, 
         if text in found.added_ids:
             found.offer(kind, found.added_ids[text], origin)
         elif kind in ID_KEYS:
-            found.warn("special-token-missing", origin, f"{kind}_token {text!r} is not an added token: it gives no id")
+            found.findings.warn(
+                "special-token-missing", origin, f"{kind}_token {text!r} is not an added token: it gives no id"
+            )
 
 
 def _read_config(found: SpecialTokens, config: Mapping[str, Any]) -> None:
@@ -159,7 +161,7 @@ def _read_post_processor(found: SpecialTokens, post_processor: object) -> None:
                 _read_template(found, processor.get("single") or [], processor.get("pair") or [])
             case _:
                 kind = processor.get("type") if isinstance(processor, dict) else processor
-                found.warn("post-processor", "tokenizer.json", f"the post-processor {kind} is not understood")
+                found.findings.warn("post-processor", "tokenizer.json", f"the post-processor {kind} is not understood")
 
 
 def _read_template(found: SpecialTokens, single: Sequence[object], pair: Sequence[object]) -> None:
@@ -182,7 +184,7 @@ def _take_leading(found: SpecialTokens, text: str) -> None:
     found.texts["bos"] = found.texts["bos"] or text
     found.flags["bos"] = text in (found.texts["bos"], found.texts["cls"])
     if not found.flags["bos"]:
-        found.warn(
+        found.findings.warn(
             "special-token-flag",
             "tokenizer.json",
             f"the post-processor starts a text with {text!r}, but bos is {found.texts['bos']!r}; add_bos is false",
@@ -197,7 +199,9 @@ def _take_trailing(found: SpecialTokens, text: str) -> None:
     found.texts["eos"] = text
     free = next((kind for kind in ("eot", "eom") if kind not in found.searched), None)
     if free is None:
-        found.warn("special-token-flag", "tokenizer.json", f"{text!r} replaces {previous!r} as eos, which gets lost")
+        found.findings.warn(
+            "special-token-flag", "tokenizer.json", f"{text!r} replaces {previous!r} as eos, which gets lost"
+        )
         return
     found.searched += (free,)
     found.texts[free] = previous

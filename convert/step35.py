@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nextn.convert.family import Facts, Family
+from nextn.convert.family import GATING, Facts, Family
 from nextn.convert.mapping import Names, NameTable, To, single
 from nextn.convert.transforms import Recipe, add_one, constant, llama3_frequency_factors
 from nextn.gguf_schema.errors import InputError
 from nextn.gguf_schema.step35 import STEP35, Step35
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-GATING = {"softmax": 1, "sigmoid": 2}
 # The rotary share of full and sliding layers is fixed in the runtimes; no key can say otherwise.
 ROTARY_SHARE = {FULL: 0.5, SLIDING: 1.0}
 # The context before rope scaling when the configuration is silent, as upstream assumes it.
@@ -100,8 +99,7 @@ def hyperparameters(facts: Facts) -> Step35:
         expert_feed_forward_length=facts.integer("moe_intermediate_size"),
         expert_shared_feed_forward_length=facts.integer("share_expert_dim", "share_expert_dims"),
         expert_weights_scale=facts.number("moe_router_scaling_factor", default=None),
-        # The model always renormalises; a file without the key would not.
-        expert_weights_norm=bool(facts.get("norm_expert_weight", default=True)),
+        expert_weights_norm=_renormalises(facts),
         leading_dense_block_count=min(experts, default=0),
         moe_every_n_layers=facts.integer("moe_every_n_layer", default=1),
         swiglu_clamp_exp=_clamps(facts, "swiglu_limits"),
@@ -139,7 +137,7 @@ def _layer_kinds(facts: Facts, head_dim: int, heads: dict[str, int]) -> list[str
             kinds.append(listed[i])
         elif len(fits) == 1:
             kinds.append(fits[0])
-            facts.warn(
+            facts.findings.warn(
                 "layer-kind-from-tensors", "layer_types", f"has no entry for layer {i}; its q_proj shows {fits[0]}"
             )
         else:
@@ -160,7 +158,7 @@ def _expert_blocks(facts: Facts) -> frozenset[int]:
     routed = frozenset(i for i in facts.blocks if f"layers.{i}.moe.gate.weight" in facts.names)
     if differing := sorted(routed ^ listed & set(facts.blocks)):
         message = f"disagrees with the tensors on the experts of layers {differing}; the tensors decide"
-        facts.warn("expert-layers", "moe_layers_enum", message)
+        facts.findings.warn("expert-layers", "moe_layers_enum", message)
     return routed
 
 
@@ -172,6 +170,14 @@ def _listed_expert_blocks(facts: Facts) -> frozenset[int]:
         return frozenset(int(layer) for layer in layers)
     kinds = facts.sequence("mlp_layer_types", of=str) + facts.sequence("mtp_mlp_layer_types", default=(), of=str)
     return frozenset(i for i, kind in enumerate(kinds) if kind == "sparse")
+
+
+def _renormalises(facts: Facts) -> bool:
+    """The model's code always renormalises the weights of the chosen experts; a file without the key would not."""
+    if not facts.get("norm_expert_weight", default=True):
+        message = "is false, but the model's code never looks: written as true"
+        facts.findings.warn("expert-weights", "norm_expert_weight", message)
+    return True
 
 
 def _check_rotary_share(facts: Facts, kinds: list[str]) -> None:
@@ -218,7 +224,9 @@ def _clamps(facts: Facts, key: str) -> tuple[float, ...] | None:
     facts.require(enough, key, f"has {len(listed)} entries for {facts.trunk_blocks} layers")
     short = len(facts.blocks) - len(listed)
     if short > 0:
-        facts.warn("short-list", key, f"has no entry for the last {short} layers; no limit (0) is written for them")
+        facts.findings.warn(
+            "short-list", key, f"has no entry for the last {short} layers; no limit (0) is written for them"
+        )
     return tuple(float(limit or 0) for limit in [*listed, *[0.0] * short][: len(facts.blocks)])
 
 
@@ -231,7 +239,7 @@ def generated(facts: Facts, h: Step35) -> Iterator[tuple[str, Recipe]]:
     context = settings.integer("original_max_position_embeddings", default=None, least=1)
     if context is None:
         context = ASSUMED_ORIGINAL_CONTEXT
-        facts.warn(
+        facts.findings.warn(
             "assumed-context",
             "rope_scaling",
             f"original_max_position_embeddings is absent; {context} is assumed, as the upstream converter does",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from nextn.convert.checkpoint import SourceTensor
 from nextn.gguf_schema.architecture import ExpectedTensor
-from nextn.gguf_schema.errors import UsageError
+from nextn.gguf_schema.errors import UsageError, counted
 from nextn.gguf_schema.types import F16, F32, OUTPUT_TYPES, Q8_0, TENSOR_TYPES, TensorType
 from nextn.validators.findings import Finding, Severity
 
@@ -92,8 +92,8 @@ class TypeChooser:
                     "unused-pattern",
                     "matches no tensor whose type can be chosen and that an earlier --tensor-type leaves over",
                     subject=f"--tensor-type {pattern.pattern}",
-                    remedy="patterns are searched in GGUF names (--dry-run --json lists them); norms and others are always F32",
+                    remedy="patterns are searched in GGUF names; --dry-run --json lists them (norms are always F32)",
                 )
         for (severity, rule, message), names in self._told.items():
-            more = f" ({len(names)} tensors like it)" if len(names) > 1 else ""
+            more = f" (and {counted(len(names) - 1, 'more tensor')})" if len(names) > 1 else ""
             yield Finding(severity, rule, names[0], message + more)

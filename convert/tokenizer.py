@@ -17,7 +17,7 @@ from nextn.gguf_schema.contents import Value, array, string
 from nextn.gguf_schema.errors import InputError, UsageError
 from nextn.gguf_schema.pretokenizers import PRETOKENIZERS, Pretokenizer, recognise, split_patterns
 from nextn.gguf_schema.types import ValueType
-from nextn.validators.findings import Finding, Severity
+from nextn.validators.findings import Finding, Findings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,13 +59,13 @@ def tokenizer_keys(
     tokenizer = read_json(path)
     tokenizer_config = read_json(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).is_file() else {}
     vocabulary = read_vocabulary(tokenizer, vocab_size, path)
-    findings: list[Finding] = []
+    findings = Findings()
     pretokenizer = _pretokenizer(tokenizer, pre, path, findings)
     _compare_added_tokens(tokenizer_config, vocabulary.added_ids, folder, findings)
     for text, id_ in vocabulary.added_ids.items():
         if REPLACEMENT in vocabulary.tokens[id_] and REPLACEMENT not in text:
             message = f"added token {text!r} ({id_}) does not survive decoding: no text will match it"
-            _warn(findings, "added-token-text", path, message, "set `normalized` of this token to true")
+            findings.warn("added-token-text", str(path), message, "set `normalized` of this token to true")
     _note_normalizer(tokenizer.get("normalizer"), path, findings)
     special = find_special_tokens(
         tokenizer.get("post_processor"),
@@ -93,7 +93,7 @@ def _known() -> str:
     return ", ".join(PRETOKENIZERS)
 
 
-def _pretokenizer(tokenizer: Mapping[str, Any], pre: str | None, path: Path, findings: list[Finding]) -> Pretokenizer:
+def _pretokenizer(tokenizer: Mapping[str, Any], pre: str | None, path: Path, findings: Findings) -> Pretokenizer:
     seen = tokenizer.get("pre_tokenizer")
     recognised = recognise(seen)
     name = pre or recognised
@@ -107,13 +107,12 @@ def _pretokenizer(tokenizer: Mapping[str, Any], pre: str | None, path: Path, fin
         )
     chosen = PRETOKENIZERS[name]
     if recognised is not None and PRETOKENIZERS[recognised].regexes != chosen.regexes:
-        _warn(findings, "pre-tokenizer", path, f"has the regexes of {recognised}; {name} is written as asked")
+        findings.warn("pre-tokenizer", str(path), f"has the regexes of {recognised}; {name} is written as asked")
     ignores = bool(tokenizer["model"].get("ignore_merges", False))
     if ignores != chosen.ignore_merges:
-        _warn(
-            findings,
+        findings.warn(
             "ignore-merges",
-            path,
+            str(path),
             f"says ignore_merges {ignores}, but llama.cpp takes {chosen.ignore_merges} for {name}: some words are"
             " tokenized differently",
             "name another type with --pre if one fits",
@@ -122,7 +121,7 @@ def _pretokenizer(tokenizer: Mapping[str, Any], pre: str | None, path: Path, fin
 
 
 def _compare_added_tokens(
-    tokenizer_config: Mapping[str, Any], added_ids: Mapping[str, int], folder: Path, findings: list[Finding]
+    tokenizer_config: Mapping[str, Any], added_ids: Mapping[str, int], folder: Path, findings: Findings
 ) -> None:
     """Warn of added tokens that only tokenizer_config.json lists: transformers would add them on loading."""
     declared = tokenizer_config.get("added_tokens_decoder")
@@ -133,16 +132,15 @@ def _compare_added_tokens(
         if isinstance(entry, dict) and "content" in entry and str(added_ids.get(entry["content"])) != id_
     ]
     if strangers:
-        _warn(
-            findings,
+        findings.warn(
             "added-tokens",
-            folder / TOKENIZER_CONFIG,
+            str(folder / TOKENIZER_CONFIG),
             f"lists {len(strangers)} tokens that added_tokens of tokenizer.json has not, such as {strangers[0]}",
             "save the tokenizer again with transformers, so that tokenizer.json holds them",
         )
 
 
-def _note_normalizer(normalizer: object, path: Path, findings: list[Finding]) -> None:
+def _note_normalizer(normalizer: object, path: Path, findings: Findings) -> None:
     match normalizer:
         case None | {"type": "Sequence", "normalizers": []}:
             return
@@ -153,8 +151,4 @@ def _note_normalizer(normalizer: object, path: Path, findings: list[Finding]) ->
         case _:
             names = ["?"]
     message = f"normalizes text ({', '.join(names)}), llama.cpp does not: text that this changes is tokenized otherwise"
-    findings.append(Finding(Severity.NOTE, "normalizer", str(path), message))
-
-
-def _warn(findings: list[Finding], rule: str, subject: Path, message: str, remedy: str | None = None) -> None:
-    findings.append(Finding(Severity.WARNING, rule, str(subject), message, remedy))
+    findings.note("normalizer", str(path), message)

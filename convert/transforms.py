@@ -1,7 +1,7 @@
 """How an output tensor is made from source tensors: pure descriptions, executed chunk by chunk.
 
 A recipe gathers runs of source rows in output order and applies a function to each chunk of them, so that no tensor is
-ever held whole and each source byte is read once however many outputs a source feeds.
+ever held whole and each row of a source is read for the one output that it goes into.
 """
 
 from __future__ import annotations
@@ -95,12 +95,23 @@ def add_one(source: SourceTensor) -> Recipe:
 
 
 def negative_exp(values: Floats) -> Floats:
-    """-exp(x): a decay from its logarithm."""
+    """-exp(x): a decay from its logarithm.
+
+    Computed in double precision and rounded once: the vector code of libraries is off by a unit in the last place for
+    some values, each in its own way, and the files of the upstream converter hold the correctly rounded ones.
+    """
     return -np.exp(values.astype(np.float64)).astype(np.float32)
+
+
+def _alike(shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raise ValueError when tensors that are to be joined do not fit each other."""
+    if len(set(shapes)) > 1:
+        raise ValueError(f"tensors to be joined have different shapes: {sorted(set(shapes))}")
 
 
 def concatenate_rows(sources: Sequence[SourceTensor]) -> Recipe:
     """Tensors of equal width, one below the other."""
+    _alike([source.shape[1:] for source in sources])
     runs = tuple(Run((source,), 0, source.shape[0]) for source in sources)
     width = sources[0].shape[1]
     return Recipe((sum(run.rows for run in runs), width), runs, width, note="rows joined")
@@ -108,6 +119,7 @@ def concatenate_rows(sources: Sequence[SourceTensor]) -> Recipe:
 
 def stack(sources: Sequence[SourceTensor]) -> Recipe:
     """Matrices of equal shape along a new leading axis, for example the experts of a layer."""
+    _alike([source.shape for source in sources])
     shape = sources[0].shape
     runs = tuple(Run((source,), 0, rows_of(shape)) for source in sources)
     return Recipe((len(sources), *shape), runs, shape[-1], note="stacked")
@@ -115,6 +127,7 @@ def stack(sources: Sequence[SourceTensor]) -> Recipe:
 
 def fuse_columns(sources: Sequence[SourceTensor]) -> Recipe:
     """Matrices with equally many rows, side by side: row i is row i of each, in order."""
+    _alike([source.shape for source in sources])
     height, width = sources[0].shape
     return Recipe((height, width * len(sources)), (Run(tuple(sources), 0, height),), width, note="columns joined")
 

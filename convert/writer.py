@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 from nextn.convert.journal import Journal
-from nextn.convert.output import PARTIAL, Output, sync_folder
+from nextn.convert.output import Output, sync_folder
 from nextn.convert.payload import Piece, piece_bytes, pieces
 from nextn.convert.plan import Payload, Plan
 from nextn.gguf_schema.errors import InputError, NextnError, UsageError
@@ -27,64 +28,93 @@ SYNC_BYTES = 16 << 30
 Progress = Callable[[int], None]
 
 
+class Written(NamedTuple):
+    """What a run wrote: the paths of the plan's files, and the tensors whose data an earlier run had written."""
+
+    paths: list[Path]
+    kept: frozenset[str]
+
+
 def write_plan(
     plan: Plan,
     folder: Path,
     *,
-    inputs: Sequence[Path] = (),
     overwrite: bool = False,
     jobs: int | None = None,
-    progress: Progress | None = None,
-) -> list[Path]:
-    """Write all files of the plan under `folder` with `jobs` threads and return their paths, or continue doing so.
+    progress: Progress = lambda _: None,
+    beside: Sequence[Path] = (),
+    finish: Callable[[list[Path]], None] = lambda _: None,
+) -> Written:
+    """Write all files of the plan under `folder` with `jobs` threads, or continue doing so.
+
+    `finish` is called with the paths when the files are in place, before the run counts as over; the files that it
+    writes are named by `beside`.
 
     Raises UsageError when an output exists (without `overwrite`), is one of the inputs, or is being written by another
-    process; InputError when space is short, a source cannot be read or a value does not fit its type. After an error
-    no incomplete file has a final name; finished data is kept for the same call, unless the call can never succeed.
+    process; InputError when space is short, a source cannot be read or changes, or a value does not fit its type. After
+    an error no incomplete file has a final name; finished data is kept for the same call, unless it cannot succeed.
     """
     paths = [folder / file.path for file in plan.files]
-    _check_names(paths, inputs)
+    _check_names([*paths, *beside], plan.inputs)
     _make_folders(paths[:1])
     with ExitStack() as cleanup:
         journal = cleanup.enter_context(Journal(plan, paths[0]))
+        outputs = [
+            cleanup.enter_context(Output(file, path, plan.fingerprint))
+            for file, path in zip(plan.files, paths, strict=True)
+        ]
+        kept = frozenset(journal.found.tensors)
         try:
-            if not journal.found.complete:
-                _refuse_existing(paths, overwrite)
-                _make_folders(paths)
-                outputs = [
-                    cleanup.enter_context(Output(file, path)) for file, path in zip(plan.files, paths, strict=True)
-                ]
+            if not (journal.found.complete and all(output.is_begun or output.is_finished for output in outputs)):
+                _refuse_existing([*paths, *beside], overwrite)
+                _make_folders([*paths, *beside])
                 _prepare(plan, outputs, journal)
-                _stream(plan, outputs, journal, jobs or os.cpu_count() or 1, progress or (lambda _: None))
-            _rename(paths)
+                kept = frozenset(journal.found.tensors)
+                _stream(plan, outputs, journal, jobs or default_jobs(), progress)
+            for output in outputs:
+                output.finish(journal.found.tensors)
+            for output in outputs:
+                output.publish(overwrite=overwrite)
+            for path in {path.parent for path in paths}:
+                sync_folder(path)
+            finish(paths)
         except NextnError as error:
-            if error.code in HOPELESS:
-                for path in paths:
-                    path.with_name(path.name + PARTIAL).unlink(missing_ok=True)
-            if error.code in HOPELESS or not journal.started:
+            if error.code in HOPELESS or not journal.tells:
+                for output in outputs:
+                    output.discard()
                 journal.remove()
             raise
         journal.remove()
-    return paths
+    return Written(paths, kept)
 
 
 # The same call would meet these errors again, so nothing is kept for it.
-HOPELESS = ("overflow",)
+HOPELESS = ("overflow", "not-as-planned", "source-changed")
+# More threads than this only take memory: one thread writes.
+MOST_JOBS = 16
 
 
-def _check_names(paths: Sequence[Path], inputs: Sequence[Path]) -> None:
+def default_jobs() -> int:
+    """One thread a processor that this process may use."""
+    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, MOST_JOBS)
+
+
+def _check_names(paths: Sequence[Path], inputs: Iterable[Path]) -> None:
     protected = {path.resolve() for path in inputs}
-    for path in paths:
-        if path.resolve() in protected:
+    targets = [path.resolve() for path in paths]
+    for path, target in zip(paths, targets, strict=True):
+        if target in protected:
             raise UsageError("output-is-input", "is an input; an input is never opened for writing", subject=str(path))
-    if len(set(paths)) < len(paths):
-        remedy = "put {role} into the template"
-        raise UsageError("same-output", "several files would get this name", subject=str(paths[0]), remedy=remedy)
+        if targets.count(target) > 1:
+            remedy = "put {role} into the template, and give the manifest a name of its own"
+            raise UsageError("same-output", "several files would get this name", subject=str(path), remedy=remedy)
 
 
 def _refuse_existing(paths: Sequence[Path], overwrite: bool) -> None:
     for path in paths:
-        if path.exists() and not overwrite:
+        if path.is_dir():
+            raise UsageError("output-is-folder", "is a folder", subject=str(path))
+        if os.path.lexists(path) and not overwrite:
             remedy = "choose another place or give --overwrite"
             raise UsageError("output-exists", "exists", subject=str(path), remedy=remedy)
 
@@ -99,21 +129,33 @@ def _make_folders(paths: Iterable[Path]) -> None:
 
 def _prepare(plan: Plan, outputs: Sequence[Output], journal: Journal) -> None:
     """Make sure of the space, and open the partial files: as they are when a run is continued, else anew."""
-    if not all(output.is_whole for output in outputs):
+    if not all(output.is_begun for output in outputs):
         journal.found.tensors.clear()
-    kept = sum(output.allocated for output in outputs) if journal.found.tensors else 0
-    folder = outputs[0].partial.parent
-    free = shutil.disk_usage(folder).free
-    if free < plan.total_bytes - kept:
-        raise InputError(
-            "no-space",
-            f"{plan.total_bytes - kept:,} bytes are needed, {free:,} are free",
-            subject=str(folder),
-            remedy="free some space, choose another disk, or emit fewer roles at a time",
-        )
+    check_space(outputs, continued=bool(journal.found.tensors))
+    # The journal comes first: it must not tell of data that a partial file no longer holds.
+    journal.start()
     for output in outputs:
         output.open(anew=not journal.found.tensors)
-    journal.start()
+
+
+def check_space(outputs: Sequence[Output], *, continued: bool) -> None:
+    """Raise InputError when a disk has not the space for its files, less what an earlier run took already."""
+    needed: dict[int, int] = {}
+    folders: dict[int, Path] = {}
+    for output in outputs:
+        folder = output.partial.parent
+        device = folder.stat().st_dev
+        folders.setdefault(device, folder)
+        taken = output.allocated if continued else 0
+        needed[device] = needed.get(device, 0) + output.file.total_bytes - taken
+    for device, folder in folders.items():
+        if (free := shutil.disk_usage(folder).free) < needed[device]:
+            raise InputError(
+                "no-space",
+                f"{needed[device]:,} bytes are needed, {free:,} are free",
+                subject=str(folder),
+                remedy="free some space, choose another disk, or emit fewer roles at a time",
+            )
 
 
 def _stream(plan: Plan, outputs: Sequence[Output], journal: Journal, jobs: int, progress: Progress) -> None:
@@ -121,8 +163,10 @@ def _stream(plan: Plan, outputs: Sequence[Output], journal: Journal, jobs: int, 
 
     Threads read and encode; this one alone writes, in order, since writers to one file only wait for each other.
     """
-    done = journal.found.tensors
-    digests = {name: digest for name, digest in done.items() if digest}
+    done = frozenset(journal.found.tensors)
+    for payload in plan.payload:
+        if payload.info.name in done:
+            progress(payload.info.nbytes * sum(output.holds(payload.info.name) for output in outputs))
     hashed = {name for output in outputs for name in output.file.hash_fields}
     todo = (payload for payload in plan.payload if payload.info.name not in done)
     digest, unsynced = hashlib.sha256(), 0
@@ -136,16 +180,14 @@ def _stream(plan: Plan, outputs: Sequence[Output], journal: Journal, jobs: int, 
                 if name in hashed:
                     digest.update(data)
                 if piece.last:
-                    if name in hashed:
-                        digests[name], digest = digest.hexdigest(), hashlib.sha256()
-                    journal.done(name, digests.get(name))
+                    journal.done(name, digest.hexdigest() if name in hashed else None)
+                    digest = hashlib.sha256()
                     if unsynced > SYNC_BYTES:
-                        _sync(pool, outputs)
+                        _sync(pool, outputs, journal)
                         journal.synced()
                         unsynced = 0
-            for output in outputs:
-                output.write_hashes(digests)
-            _sync(pool, outputs)
+            _refuse_changed(plan)
+            _sync(pool, outputs, journal)
             journal.synced(complete=True)
         except BaseException:
             pool.shutdown(cancel_futures=True)
@@ -165,23 +207,23 @@ def _in_order(pool: ThreadPoolExecutor, payloads: Iterable[Payload], ahead: int)
         yield first, future.result()
 
 
-def _sync(pool: ThreadPoolExecutor, outputs: Sequence[Output]) -> None:
-    for _ in pool.map(Output.sync, outputs):
-        pass
+def _sync(pool: ThreadPoolExecutor, outputs: Sequence[Output], journal: Journal) -> None:
+    try:
+        for _ in pool.map(Output.sync, outputs):
+            pass
+    except InputError:
+        journal.lost()
+        raise
 
 
-def _rename(paths: Sequence[Path]) -> None:
-    """Give complete files their final names; those that already have them stay."""
-    for path in paths:
-        partial = path.with_name(path.name + PARTIAL)
-        try:
-            if partial.exists():
-                partial.replace(path)
-        except OSError as error:
-            raise InputError("write-error", f"cannot be renamed: {error.strerror}", subject=str(partial)) from error
-        if not path.exists():
+def _refuse_changed(plan: Plan) -> None:
+    """Raise InputError when a source is not what it was when the plan was made."""
+    sources = {source.source for payload in plan.payload for source in payload.recipe.sources}
+    for source in sources:
+        if not source.is_unchanged:
             raise InputError(
-                "lost-output", "was complete but is gone", subject=str(path), remedy="run the same command again"
+                "source-changed",
+                "was changed while it was read",
+                subject=source.name,
+                remedy="run the command again when nobody writes to it",
             )
-    for folder in {path.parent for path in paths}:
-        sync_folder(folder)

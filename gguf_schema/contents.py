@@ -34,6 +34,11 @@ class ByteSource(Protocol):
         """A text that changes when the bytes may have changed."""
         ...
 
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the bytes are still those of `identity`."""
+        ...
+
     def read(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from `offset`; InputError when they are not there."""
         ...
@@ -51,7 +56,15 @@ class LocalFile:
         except OSError as error:
             raise InputError("unreadable", f"cannot be opened: {error.strerror}", subject=str(path)) from error
         self.size = status.st_size
-        self.identity = f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
+        self.identity = self._identity(status)
+
+    def _identity(self, status: os.stat_result) -> str:
+        return f"{self.path.resolve()} {status.st_ino} {status.st_size} {status.st_mtime_ns}"
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the file has the size and time of change that it was opened with."""
+        return self._identity(os.fstat(self._descriptor)) == self.identity
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from `offset`; InputError when the file is shorter or the disk fails."""
@@ -96,6 +109,11 @@ class MemoryFile:
     def identity(self) -> str:
         """The hash of the data."""
         return hashlib.sha256(self.data).hexdigest()
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Bytes in memory never change."""
+        return True
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from `offset`; InputError when the data is shorter."""

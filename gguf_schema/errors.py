@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class NextnError(Exception):
     """Base of every expected failure; the command line turns it into one or two lines and an exit status.
@@ -45,6 +47,12 @@ class HubError(NextnError):
     """The hub or the network did not answer as needed."""
 
     exit_status = 4
+
+
+def listed(names: Iterable[str], shown: int = 3) -> str:
+    """The first names of many, for messages: `a, b, c, … 4 more`."""
+    names = list(names)
+    return ", ".join(names[:shown]) + (f", … {len(names) - shown} more" if len(names) > shown else "")
 
 
 def counted(number: int, thing: str) -> str:

@@ -33,7 +33,7 @@ class Finding:
         return asdict(self)
 
     def __str__(self) -> str:
-        return f"{self.severity}: {self.subject}: {self.message}" + (f" ({self.remedy})" if self.remedy else "")
+        return f"{self.severity}: {self.subject}: {self.message}" + (f"; {self.remedy}" if self.remedy else "")
 
 
 class Findings(list[Finding]):

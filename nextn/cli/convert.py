@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from pathlib import Path
@@ -47,13 +48,16 @@ def not_empty(_: click.Context, __: click.Parameter, value: str | None) -> str |
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for the files; made when missing.")
 @click.option(
-    "--outfile", metavar="TEMPLATE", help="Path of the file instead; may hold {name}, {role}, {outtype}, {OUTTYPE}."
+    "--outfile",
+    callback=not_empty,
+    metavar="TEMPLATE",
+    help="Path of the file instead; may hold {name}, {role}, {outtype}, {OUTTYPE}.",
 )
 @click.option(
     "--emit", callback=roles, metavar="ROLE,...", help=f"Which files to write: {', '.join(Role)}.  [default: combined]"
 )
-@click.option("--mtp", "short_emit", flag_value="mtp", help="The same as --emit mtp.")
-@click.option("--no-mtp", "short_emit", flag_value="trunk", help="The same as --emit trunk.")
+@click.option("--mtp", is_flag=True, help="The same as --emit mtp.")
+@click.option("--no-mtp", is_flag=True, help="The same as --emit trunk.")
 @click.option(
     "--outtype",
     type=click.Choice(("auto", *OUTPUT_TYPES)),
@@ -108,7 +112,6 @@ def command(source: Path, **asked: Any) -> None:
     with report.progress("writing", sum(file.data_bytes for file in planned.files)) as progress:
         done = execute(
             planned,
-            source,
             folder,
             start,
             overwrite=asked["overwrite"],
@@ -123,7 +126,7 @@ def _place(output: Path | None, outfile: str | None) -> tuple[Path, str | None]:
     """The folder for the files and the template of their names; a template that is a folder counts as the folder."""
     if (output is None) == (outfile is None):
         raise UsageError("no-output", "give either -o FOLDER or --outfile TEMPLATE", subject="-o")
-    if outfile is not None and Path(outfile).is_dir():
+    if outfile is not None and (outfile.endswith(os.sep) or Path(outfile).is_dir()):
         return Path(outfile), None
     return output or Path(), outfile
 
@@ -134,16 +137,16 @@ def _options(asked: dict[str, Any], outfile: str | None) -> Options:
     from nextn.convert.splitting import Split, parse_size
     from nextn.convert.tensor_types import parse_rule
 
-    if asked["emit"] and asked["short_emit"]:
-        raise UsageError("emit-twice", "say it with --emit alone", subject="--mtp and --no-mtp")
-    emit = (Role(asked["short_emit"]),) if asked["short_emit"] else asked["emit"] or (Role.COMBINED,)
+    emits = [*filter(None, (asked["emit"], asked["mtp"] and (Role.MTP,), asked["no_mtp"] and (Role.TRUNK,)))]
+    if len(emits) > 1:
+        raise UsageError("emit-twice", "say it with --emit alone", subject="--mtp, --no-mtp and --emit")
     split = Split(parse_size(asked["split_max_size"]), asked["split_max_tensors"], asked["no_tensor_first_split"])
     if split.metadata_first and not split:
         raise UsageError(
             "no-split", "goes with --split-max-size or --split-max-tensors", subject="--no-tensor-first-split"
         )
     return Options(
-        roles=emit,
+        roles=emits[0] if emits else (Role.COMBINED,),
         outtype=asked["outtype"],
         require_mtp=asked["require_mtp"],
         model_name=asked["model_name"],

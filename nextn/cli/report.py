@@ -114,8 +114,9 @@ def size(count: int) -> str:
     """A number of bytes for people: `3.71 GB`."""
     number = float(count)
     for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.3g} {unit}" if unit != "B" else f"{count} B"
+        # From here on three digits would round to a thousand.
+        if number < 999.5:
+            return f"{number:.3g} {unit}"
         number /= 1000
     return f"{number:.3g} TB"
 
@@ -128,7 +129,7 @@ def exit_status_of(error: BaseException, arguments: list[str]) -> int:
         if "--debug" in arguments:
             echo("".join(traceback.format_exception(error)).rstrip(), err=True)
         if isinstance(error, (KeyboardInterrupt, click.exceptions.Abort)):
-            echo("interrupted", err=True)
+            echo("interrupted; the same command continues what it left unfinished", err=True)
         elif isinstance(error, click.exceptions.NoArgsIsHelpError):
             echo(error.format_message(), err=True)
         else:

@@ -70,7 +70,9 @@ def version() -> str | None:
 def require() -> str:
     """The version of the installed xllamacpp; raises InputError when there is none."""
     if (found := version()) is None:
-        raise InputError("llama-cpp-missing", "llama.cpp is not installed", remedy="pip install 'nextn[llamacpp]'")
+        raise InputError(
+            "llama-cpp-missing", "llama.cpp is not installed", remedy="pip install the extra `llamacpp`: xllamacpp"
+        )
     return found
 
 
