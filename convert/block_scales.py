@@ -6,15 +6,17 @@ matrix. Source: dequant_model in conversion/base.py of llama.cpp b11549.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from nextn.convert.checkpoint import Checkpoint, SourceTensor
+from nextn.convert.mapping import VISION
 from nextn.gguf_schema.errors import InputError, listed
 
 FP8 = ("F8_E4M3", "F8_E5M2")
 SCALE = "_scale_inv"
+SCALE_DTYPES = ("F32", "BF16", "F16", "F8_E8M0")
 DEFAULT_BLOCK = (128, 128)
 # Scales of activations and caches: runtimes of GGUF do not quantize these by stored scales.
 ACTIVATION_SCALES = (".input_scale", ".activation_scale", ".k_scale", ".v_scale")
@@ -26,27 +28,34 @@ FOREIGN_DTYPES = ("U8", "I8", "I32")
 def join_scales(checkpoint: Checkpoint) -> tuple[Checkpoint, list[tuple[str, str]]]:
     """Give FP8 weights their scales; returned beside the checkpoint are tensors that no file holds, with reasons.
 
-    Raises InputError when a scale has no weight, an FP8 weight no scale, when their shapes disagree, and when the
-    weights are quantized in another way.
+    Raises InputError when a scale has no weight, when their shapes disagree, and when the weights are quantized in
+    another way. A weight without scales is left as it is, for `require_scales` to find when it is needed.
     """
     _refuse_foreign(checkpoint)
     tensors = dict(checkpoint.tensors)
     block = _block(_quantization(checkpoint))
     dropped = []
     for name in checkpoint.tensors:
+        if VISION.search(name):
+            continue
         if name.endswith(SCALE):
             weight = name.removesuffix(SCALE)
             scale = tensors.pop(name)
-            if weight not in tensors:
+            if weight in tensors:
+                tensors[weight] = _scaled(tensors[weight], scale, block)
+            elif weight not in checkpoint.missing:
                 raise _lonely(name, "is a scale", weight, "weight", checkpoint)
-            tensors[weight] = _scaled(tensors[weight], scale, block)
         elif name.endswith(ACTIVATION_SCALES):
             del tensors[name]
             dropped.append((name, "scale of activations: runtimes do not use it"))
-    for name, tensor in tensors.items():
-        if tensor.dtype in FP8 and tensor.scale is None:
-            raise _lonely(name, f"is {tensor.dtype}", name + SCALE, "scale", checkpoint)
     return replace(checkpoint, tensors=tensors), dropped
+
+
+def require_scales(sources: Iterable[SourceTensor], checkpoint: Checkpoint) -> None:
+    """Raise InputError when an FP8 weight that is to be read has no scales."""
+    for source in sources:
+        if source.dtype in FP8 and source.scale is None:
+            raise _lonely(source.name, f"is {source.dtype}", source.name + SCALE, "scale", checkpoint)
 
 
 def _quantization(checkpoint: Checkpoint) -> Mapping[str, Any]:
@@ -72,6 +81,8 @@ def _scaled(weight: SourceTensor, scale: SourceTensor, block: tuple[int, int]) -
             "scale-without-fp8", f"is {weight.dtype} but has the scale {scale.name}", subject=weight.name,
             remedy="check which of the two belongs to the model",
         )  # fmt: skip
+    if scale.dtype not in SCALE_DTYPES:
+        raise InputError("scale-dtype", f"is {scale.dtype}; scales are {', '.join(SCALE_DTYPES)}", subject=scale.name)
     blocks = (-(-size // length) for size, length in zip(weight.shape[-2:], block, strict=False))
     want = (*weight.shape[:-2], *blocks)
     if scale.shape != want or len(weight.shape) < 2:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
+from string import Formatter
 from typing import TYPE_CHECKING, Any, cast
 
 from nextn.convert.checkpoint import CONFIG, read_json
@@ -90,20 +91,19 @@ class ModelDescription:
         self._metadata(tensors).set_gguf_meta_model(writer)
         return {key: _typed(key, kept.value, ValueType(kept.type)) for key, kept in writer.kv_data[0].items()}
 
-    def stem(self, tensors: Iterable[TensorInfo], *, with_size: bool = True) -> str:
-        """The `<Name>` in the names of files: name, size label, finetune and version joined by `-`.
+    def stem(self) -> str:
+        """The `<Name>` in the names of files: name, finetune and version joined by `-`, and a declared size.
 
-        The size label counts `tensors`; upstream leaves it out of the names of head files. Raises InputError like
-        `general_keys`.
+        The computed size is left out: it is another for each file, and the names of a pair should match. Raises
+        InputError like `general_keys`.
         """
         from gguf import naming_convention
 
-        found = self._metadata(tensors)
+        found = self._metadata(())
         for part in ("name", "basename", "finetune", "version", "size_label"):
             if (value := getattr(found, part)) is not None:
                 _typed(f"general.{part}", value, ValueType.STRING)
-        label = found.size_label if with_size else None
-        stem = naming_convention(found.name, found.basename, found.finetune, found.version, label, None)
+        stem = naming_convention(found.name, found.basename, found.finetune, found.version, found.size_label, None)
         return str(stem).replace("/", "-").replace("\\", "-")
 
     def _metadata(self, tensors: Iterable[TensorInfo]) -> Metadata:
@@ -196,13 +196,16 @@ def fill_template(template: str, role: str, name: str, outtype: str) -> str:
     """
     lower, upper = outtype.lower(), outtype.upper()
     values = {"name": name, "role": role, "outtype": lower, "ftype": lower, "OUTTYPE": upper, "FTYPE": upper}
+    remedy = "fields: " + ", ".join(f"{{{field}}}" for field in values)
     try:
+        fields = [field for _, field, _, _ in Formatter().parse(template) if field is not None]
+        if unknown := [field for field in fields if field not in values and field != ""]:
+            message = f"there is no field {{{unknown[0]}}}"
+            raise UsageError("bad-template", message, subject=template, remedy=remedy)
         return template.format(lower, **values)
-    except (KeyError, IndexError, ValueError, AttributeError) as error:
-        known = ", ".join(f"{{{field}}}" for field in values)
-        raise UsageError(
-            "bad-template", f"cannot be filled in: {error}", subject=template, remedy=f"fields: {known}"
-        ) from error
+    except (ValueError, LookupError) as error:
+        message = f"cannot be filled in: {error}"
+        raise UsageError("bad-template", message, subject=template, remedy=remedy) from error
 
 
 def _settable_keys() -> dict[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from nextn.convert.block_scales import join_scales
+from nextn.convert.block_scales import join_scales, require_scales
 from nextn.convert.checkpoint import Checkpoint, SourceTensor
 from nextn.convert.families import family_of
 from nextn.convert.family import Facts, Family
@@ -68,6 +68,7 @@ def plan_conversion(checkpoint: Checkpoint, options: Options) -> Plan:
     expected = {role: {t.name: t for t in family.architecture.tensors_of(h, role)} for role in roles}
     types = TypeChooser(_outtype(checkpoint, options), options.type_rules, options.fp8_as_q8)
     payload = tuple(_payload(family, made, h, expected, types, findings))
+    require_scales((source for p in payload for source in p.recipe.sources), checkpoint)
     tokenizer = tokenizer_keys(
         checkpoint.folder, checkpoint.config, h.vocab_size, style=family.tokenizer, pre=options.pre
     )
@@ -252,8 +253,7 @@ def _files(
         if any(p.info.name == EMBEDDING for p in payload):
             keys[TARGET_EMBEDDING_SHA256] = string(hash_placeholder(EMBEDDING))
             hashed = (EMBEDDING,)
-    # No size in the name: it is another for each file, and the names of a pair should match.
-    name = description.stem(())
+    name = description.stem()
     path = (
         fill_template(options.outfile, role, name, outtype.name)
         if options.outfile

@@ -62,7 +62,7 @@ def plan_shards(
     return tuple(
         plan_file(
             role,
-            path.with_name(shard_name(path.stem, index, len(shards))),
+            path.with_name(shard_name(path.name.removesuffix(".gguf"), index, len(shards))),
             {**(keys if index == 0 else {}), **_split_keys(index, len(shards), total)},
             [replace(tensor, shard=index) for tensor in shard],
             hashed if index == 0 else (),

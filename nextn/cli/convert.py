@@ -51,7 +51,7 @@ def not_empty(_: click.Context, __: click.Parameter, value: str | None) -> str |
     "--outfile",
     callback=not_empty,
     metavar="TEMPLATE",
-    help="Path of the file instead; may hold {name}, {role}, {outtype}, {OUTTYPE}.",
+    help="Template of the files' paths, in place of -o; may hold {name}, {role}, {outtype} and {OUTTYPE}.",
 )
 @click.option(
     "--emit", callback=roles, metavar="ROLE,...", help=f"Which files to write: {', '.join(Role)}.  [default: combined]"
@@ -63,7 +63,8 @@ def not_empty(_: click.Context, __: click.Parameter, value: str | None) -> str |
     type=click.Choice(("auto", *OUTPUT_TYPES)),
     default="auto",
     show_default=True,
-    help="Type of matrices; auto keeps F16 and makes all else BF16. Norms and other small tensors are always F32.",
+    help="Type of matrices; auto keeps F16 and makes all else BF16. Norms and other small tensors are always F32, and "
+    "some matrices stay at q8_0 or above.",
 )
 @click.option(
     "--tensor-type",
@@ -72,9 +73,14 @@ def not_empty(_: click.Context, __: click.Parameter, value: str | None) -> str |
     help="Type of the tensors whose GGUF name the pattern is found in; the first match counts. May be repeated.",
 )
 @click.option("--fp8-as-q8", is_flag=True, help="Store the matrices that are FP8 in the checkpoint as q8_0.")
-@click.option("--split-max-size", metavar="SIZE", default="0", help="Largest shard, for example 48G.")
+@click.option(
+    "--split-max-size",
+    metavar="SIZE",
+    default="0",
+    help="Most bytes of tensor data in a shard, for example 48G; K, M and G are powers of 1000.",
+)
 @click.option("--split-max-tensors", type=click.IntRange(0), default=0, help="Most tensors in a shard.")
-@click.option("--no-tensor-first-split", is_flag=True, help="Keep the first shard free of tensors.")
+@click.option("--no-tensor-first-split", is_flag=True, help="Put the metadata alone into the first of the shards.")
 @click.option("--require-mtp", is_flag=True, help="Fail when the checkpoint has no head.")
 @click.option("--model-name", callback=not_empty, metavar="NAME", help="The general.name of the files.")
 @click.option(
@@ -82,9 +88,12 @@ def not_empty(_: click.Context, __: click.Parameter, value: str | None) -> str |
 )
 @click.option("--pre", metavar="TYPE", help="Pre-tokenizer type, for a tokenizer.json that is not recognised.")
 @click.option("--tie", is_flag=True, help="Take the embeddings as output matrix when the checkpoint has none.")
-@click.option("--jobs", type=click.IntRange(1), help="Threads.  [default: one per processor]")
+@click.option("--jobs", type=click.IntRange(1), help="Threads that read and encode.  [default: one per processor]")
 @click.option(
-    "--manifest", type=click.Path(path_type=Path), metavar="FILE", help="Write there what each tensor was made of."
+    "--manifest",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write there what each tensor was made of, and the files' hashes.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be written, and write nothing.")
 @click.option("--overwrite", is_flag=True, help="Replace files that exist.")

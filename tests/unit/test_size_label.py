@@ -102,12 +102,10 @@ def test_file_names(role: str, expected: str) -> None:
     assert file_name(role, "Some-Model", "bf16") == expected
 
 
-def test_stem_with_and_without_size_and_separators(tmp_path: Path) -> None:
-    tensors = [tensor("a", 2_000_000)]
+def test_stem_leaves_the_computed_size_out_and_has_no_separators(tmp_path: Path) -> None:
     description = read_description(tmp_path, name="Some-Model")
-    assert description.stem(tensors) == "Some-Model-2.0M"
-    assert description.stem(tensors, with_size=False) == "Some-Model"
+    assert description.stem() == "Some-Model"
     named = read_description(tmp_path, name="Some-Model", model_name="../Another Name")
-    assert named.stem(tensors) == "..-Another-Name-2.0M"
+    assert named.stem() == "..-Another-Name"
     versioned = replace(description, overrides={"general.basename": "Base", "general.version": "v1/2\\3"})
-    assert versioned.stem(tensors) == "Base-2.0M-v1-2-3"
+    assert versioned.stem() == "Base-v1-2-3"
