@@ -6,6 +6,8 @@ gguf-py's reader and ours read the same file; `nextn validate` is measured as a 
 from __future__ import annotations
 
 import json
+import resource
+import struct
 import subprocess
 import sys
 import tempfile
@@ -49,7 +51,7 @@ MODEL = Glm5Next(
 
 
 def write_model(path: Path) -> None:
-    """A file that is right in everything but its data, which is a hole."""
+    """A healthy file, but for its data, which is a hole."""
     keys = {
         "general.architecture": string(GLM5_NEXT.name),
         "general.type": string("model"),
@@ -71,17 +73,27 @@ def write_model(path: Path) -> None:
             described.append(TensorInfo(tensor.name, tensor.ne, type_, type_.tensor_bytes(tensor.ne)))
     tensors, data_bytes = lay_out(described)
     with path.open("wb") as file:
-        file.truncate(file.write(encode_header(keys, tensors)) + data_bytes)
+        begin = file.write(encode_header(keys, tensors))
+        file.truncate(begin + data_bytes)
+        for tensor in tensors:
+            # The one small tensor whose values are judged.
+            if tensor.name.endswith(".ssm_a"):
+                file.seek(begin + tensor.offset)
+                file.write(struct.pack("<f", -1.0) * tensor.elements)
+
+
+def children_seconds() -> float:
+    """CPU time of all child processes so far; on a busy machine it says more than the clock."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def validate(path: Path) -> None:
     """`nextn validate` from start to end."""
     command = [str(Path(sys.executable).with_name("nextn")), "validate", str(path), "--json"]
     done = subprocess.run(command, capture_output=True, check=False)
-    assert done.returncode in (0, 1), done.stderr.decode()
-    said = json.loads(done.stdout)
-    assert said["architecture"] == GLM5_NEXT.name
-    assert said["role"] == "combined"
+    assert done.returncode == 0, done.stderr.decode()
+    assert json.loads(done.stdout)["role"] == "combined"
 
 
 def seconds(read: Callable[[Path], object], path: Path, times: int) -> float:
@@ -99,13 +111,15 @@ def main() -> None:
         path = Path(folder) / "model.gguf"
         write_model(path)
         theirs, ours = seconds(gguf.GGUFReader, path, 1), seconds(open_gguf, path, 9)
+        before = children_seconds()
         judged = seconds(validate, path, 5)
+        busy = (children_seconds() - before) / 5
         n_tensors = len(open_gguf(path).contents.tensors)
     print(f"{N_TOKENS} tokens, types and merges, {n_tensors} tensors")
     print(f"gguf-py  {theirs * 1000:9.1f} ms   {PEER}")
     print(f"nextn    {ours * 1000:9.1f} ms   python bench/headers.py")
     print(f"ratio    {theirs / ours:9.1f}")
-    print(f"judged   {judged * 1000:9.1f} ms   nextn validate FILE --json, a process from start to end")
+    print(f"judged   {judged * 1000:9.1f} ms   nextn validate FILE --json; {busy * 1000:.0f} ms of CPU time")
 
 
 if __name__ == "__main__":

@@ -14,9 +14,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
+import pytest
 from interrupted import Striker, calls, hashes
 
 from nextn.convert.checkpoint import SourceTensor
+from nextn.convert.journal import Journal
 from nextn.convert.plan import Payload, Plan, hash_placeholder, plan_file
 from nextn.convert.transforms import add_one, copy
 from nextn.convert.writer import write_plan
@@ -26,6 +28,7 @@ from nextn.gguf_schema.errors import NextnError
 from nextn.gguf_schema.types import BF16, F32, Q8_0
 
 SHAPE = (12, 64)
+NAMES = [f"tensor.{i}" for i in range(4)]
 
 
 def write_source(path: Path) -> None:
@@ -52,6 +55,24 @@ def tiny_plan(source: Path) -> Plan:
         ),
         tuple(payload),
     )
+
+
+def interrupted(plan: Plan, out: Path, monkeypatch: pytest.MonkeyPatch, after: int = 2) -> None:
+    """An earlier run that got as far as `after` finished tensors."""
+    done = Journal.done
+    count = 0
+
+    def dying(self: Journal, *arguments: Any) -> None:
+        nonlocal count
+        done(self, *arguments)
+        count += 1
+        if count == after:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "done", dying)
+        with pytest.raises(KeyboardInterrupt):
+            write_plan(plan, out, jobs=1)
 
 
 def forked(plan: Plan, out: Path, how: str, at: int, log: Path) -> tuple[int, str]:

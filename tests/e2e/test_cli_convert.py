@@ -70,7 +70,10 @@ def test_a_template_that_is_a_folder(exists: bool, slash: str, tmp_path: Path) -
     assert hashes(folder).keys() == {"mtp-Step35-Tiny-BF16.gguf"}
 
 
-@pytest.mark.parametrize("template", ["{nmae}.gguf", "{name.gguf", "{0}{1}.gguf", "{name.x}.gguf", "}.gguf"])
+@pytest.mark.parametrize(
+    "template",
+    ["{nmae}.gguf", "{name.gguf", "{0}.gguf", "{}{}.gguf", "{name.x}.gguf", "}.gguf", "{name:d}.gguf", "{name:{x}}"],
+)
 def test_templates_that_cannot_be_filled_in(template: str, tmp_path: Path) -> None:
     status, told = error(STEP, "--outfile", template, cwd=tmp_path)
     assert (status, told["code"], told["subject"]) == (2, "bad-template", template)
