@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from nextn.convert.checkpoint import Checkpoint, SourceTensor
-from nextn.convert.mapping import VISION
 from nextn.gguf_schema.errors import InputError, listed
 
 FP8 = ("F8_E4M3", "F8_E5M2")
@@ -36,8 +35,6 @@ def join_scales(checkpoint: Checkpoint) -> tuple[Checkpoint, list[tuple[str, str
     block = _block(_quantization(checkpoint))
     dropped = []
     for name in checkpoint.tensors:
-        if VISION.search(name):
-            continue
         if name.endswith(SCALE):
             weight = name.removesuffix(SCALE)
             scale = tensors.pop(name)

@@ -23,11 +23,11 @@ INDEX = "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SourceTensor:
     """A tensor of a checkpoint: hub name, safetensors dtype, torch shape, and where its bytes lie.
 
-    An FP8 weight has a `scale` for each `block` of rows and columns of each of its matrices.
+    It is equal only to itself. An FP8 weight has a `scale` for each `block` of rows and columns of its matrices.
     """
 
     name: str

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from nextn.convert.checkpoint import SourceTensor
+from nextn.convert.checkpoint import Checkpoint, SourceTensor
 from nextn.convert.transforms import Recipe, copy
 from nextn.gguf_schema.architecture import block_of
 from nextn.gguf_schema.errors import InputError, counted
@@ -52,6 +52,14 @@ HEAD_PREFIX = "mtp."
 _NUMBER = re.compile(r"(?<=[._])\d+(?=\.|$)")
 _PLACEHOLDER = re.compile(r"\{\w+\}")
 _LAYER = re.compile(r"layers\.(\d+)\.")
+
+
+def without_towers(checkpoint: Checkpoint) -> tuple[Checkpoint, list[tuple[str, str]]]:
+    """The checkpoint of the text model alone, and the tensors left out, with the reason."""
+    tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if not VISION.search(name)}
+    missing = {name: part for name, part in checkpoint.missing.items() if not VISION.search(name)}
+    left_out = [(name, VISION_REASON) for name in checkpoint.tensors if name not in tensors]
+    return replace(checkpoint, tensors=tensors, missing=missing), left_out
 
 
 def without_prefix(name: str) -> str:
@@ -171,9 +179,6 @@ def map_names(tensors: Iterable[SourceTensor], names: Names, trunk_blocks: int) 
     dropped: list[tuple[str, str]] = []
     unknown: list[str] = []
     for tensor in tensors:
-        if VISION.search(tensor.name):
-            dropped.append((tensor.name, VISION_REASON))
-            continue
         name = canonical(tensor.name, trunk_blocks)
         rule = names.rule(name)
         if rule is None:

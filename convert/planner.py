@@ -12,20 +12,21 @@ from nextn.convert.block_scales import join_scales, require_scales
 from nextn.convert.checkpoint import Checkpoint, SourceTensor
 from nextn.convert.families import family_of
 from nextn.convert.family import Facts, Family
-from nextn.convert.mapping import Made, Mapped, Names, canonical, map_names
+from nextn.convert.mapping import Made, Mapped, Names, canonical, map_names, without_towers
 from nextn.convert.metadata import ModelDescription, file_name, fill_template, read_description
 from nextn.convert.plan import Dropped, Payload, Plan, PlannedFile, hash_placeholder
 from nextn.convert.quantize import DECODERS
 from nextn.convert.reconcile import check_complete, check_heads, check_places, facts_of
 from nextn.convert.splitting import Split, plan_shards
 from nextn.convert.tensor_types import TypeChooser
-from nextn.convert.tokenizer import TokenizerKeys, tokenizer_keys
+from nextn.convert.tokenizer import tokenizer_keys
 from nextn.convert.transforms import Recipe
 from nextn.gguf_schema.architecture import ExpectedTensor, Hyperparameters, Role
-from nextn.gguf_schema.contents import TensorInfo, boolean, string, u32
+from nextn.gguf_schema.contents import TensorInfo, Value, boolean, string, u32
 from nextn.gguf_schema.errors import InputError
 from nextn.gguf_schema.nextn_generic import EMBEDDING, OUTPUT, SHARED, TARGET_EMBEDDING_SHA256, TARGET_NAME
 from nextn.gguf_schema.types import BF16, F16, FILE_TYPES, TENSOR_TYPES, TensorType
+from nextn.gguf_schema.values import encoded_once
 from nextn.validators.findings import Findings
 
 QUANTIZATION_VERSION = 2
@@ -54,6 +55,7 @@ def plan_conversion(checkpoint: Checkpoint, options: Options) -> Plan:
     Raises InputError when the checkpoint is unsupported, incomplete for the asked roles, or contradicts itself.
     """
     family = family_of(checkpoint.config)
+    checkpoint, towers = without_towers(checkpoint)
     checkpoint, unused_scales = join_scales(checkpoint)
     facts = facts_of(checkpoint, family)
     findings = facts.findings
@@ -75,12 +77,13 @@ def plan_conversion(checkpoint: Checkpoint, options: Options) -> Plan:
     description = read_description(
         checkpoint.folder, model_name=options.model_name, overrides_file=options.metadata_file
     )
+    vocabulary = {key: encoded_once(key, value) for key, value in tokenizer.keys.items()}
     files = tuple(
         file
         for role in roles
-        for file in _files(family, description, role, h, payload, expected[role], types.outtype, tokenizer, options)
+        for file in _files(family, description, role, h, payload, expected[role], types.outtype, vocabulary, options)
     )
-    dropped = [Dropped(name, reason) for name, reason in (*mapped.dropped, *unused_scales)]
+    dropped = [Dropped(name, reason) for name, reason in (*towers, *mapped.dropped, *unused_scales)]
     dropped += _left_out(made.values(), payload, facts.trunk_blocks)
     noticed = (*checkpoint.findings, *findings, *types.findings(), *tokenizer.findings, *description.findings)
     return Plan(files, payload, tuple(dropped), tuple(dict.fromkeys(noticed)), _inputs(checkpoint, options))
@@ -239,14 +242,14 @@ def _files(
     payload: Sequence[Payload],
     expected: Mapping[str, ExpectedTensor],
     outtype: TensorType,
-    tokenizer: TokenizerKeys,
+    tokenizer: Mapping[str, Value],
     options: Options,
 ) -> tuple[PlannedFile, ...]:
     """The file of a role, or its shards."""
     tensors = [p.info for p in payload if p.info.name in expected]
     keys = description.general_keys(family.architecture.name, tensors)
     keys |= family.architecture.key_values(h, role, FILE_TYPES[outtype.name])
-    keys |= {"general.quantization_version": u32(QUANTIZATION_VERSION), **tokenizer.keys}
+    keys |= {"general.quantization_version": u32(QUANTIZATION_VERSION), **tokenizer}
     hashed: tuple[str, ...] = ()
     if role is Role.MTP_SHARED:
         keys |= {SHARED: boolean(True), TARGET_NAME: keys["general.name"]}

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from nextn.convert.checkpoint import Checkpoint
 from nextn.convert.family import Facts, Family
-from nextn.convert.mapping import VISION, Made, canonical, count_heads, layer_of
+from nextn.convert.mapping import Made, canonical, count_heads, layer_of
 from nextn.gguf_schema.architecture import Hyperparameters, Role
 from nextn.gguf_schema.errors import InputError, counted, listed
 
@@ -23,14 +23,10 @@ def facts_of(checkpoint: Checkpoint, family: Family) -> Facts:
     facts = Facts(checkpoint.text_config)
     trunk_blocks = facts.trunk_blocks = facts.integer("num_hidden_layers", least=1)
     facts.require(trunk_blocks <= MAX_LAYERS, "num_hidden_layers", f"is {trunk_blocks}; runtimes take {MAX_LAYERS}")
-    names = {
-        name: canonical(name, trunk_blocks)
-        for name in (*checkpoint.tensors, *checkpoint.missing)
-        if not VISION.search(name)
-    }
+    names = {name: canonical(name, trunk_blocks) for name in (*checkpoint.tensors, *checkpoint.missing)}
     facts.names = frozenset(names.values())
-    facts.tensors = {names[name]: tensor for name, tensor in checkpoint.tensors.items() if name in names}
-    facts.missing = {names[name]: part for name, part in checkpoint.missing.items() if name in names}
+    facts.tensors = {names[name]: tensor for name, tensor in checkpoint.tensors.items()}
+    facts.missing = {names[name]: part for name, part in checkpoint.missing.items()}
     facts.nextn_blocks = count_heads(facts.names, trunk_blocks)
     declared = facts.get(*family.head_count_keys, default=None)
     if (declared or 0) != facts.nextn_blocks:

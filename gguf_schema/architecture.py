@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, cast
 
 from nextn.gguf_schema.contents import Contents, Scalar, Value, array
@@ -96,7 +96,8 @@ class Rule(Enum):
 class KeySpec:
     """One metadata key of an architecture: its type, its value rule, what its absence does and what is assumed then.
 
-    `default` is what the loader takes for an absent key that it does not insist on.
+    `default` is what the loader takes for an absent key that it does not insist on. Where `array` is set it does not
+    take one value for all blocks.
     """
 
     name: str
@@ -105,6 +106,7 @@ class KeySpec:
     roles: frozenset[Role] = EVERY_ROLE
     without: Without = Without.REFUSES
     default: Scalar | None = None
+    array: bool = False
 
     @cached_property
     def field(self) -> str:
@@ -146,7 +148,8 @@ class TensorSpec:
     `name` holds `{i}` for the block. `dims` names the hyper-parameters that give its dimensions, fastest first; one
     that is a method or a per-block tuple is taken for the block. `when` says which blocks have it; `roles` applies to
     tensors outside blocks, a block's roles follow from its index. `f32` tensors are stored in F32 whatever
-    type is asked for, `eight_bits` ones in Q8_0 at the least. `optional` tensors may be there or not.
+    type is asked for, `eight_bits` ones in Q8_0 at the least. `optional` tensors may be there or not. `reshape` ones
+    may have any dimensions with as many elements. `without_in_head` replaces `without` in files without the trunk.
     """
 
     name: str
@@ -157,6 +160,8 @@ class TensorSpec:
     eight_bits: bool = False
     optional: bool = False
     without: Without = Without.REFUSES
+    reshape: bool = False
+    without_in_head: Without | None = None
 
     @property
     def per_block(self) -> bool:
@@ -165,7 +170,12 @@ class TensorSpec:
 
     def ne(self, h: Hyperparameters, block: int) -> tuple[int, ...]:
         """Dimensions, fastest first."""
-        return tuple(int(dim) if dim.isdigit() else _dimension(h, dim, block) for dim in self.dims.split())
+        return tuple(dim if isinstance(dim, int) else _dimension(h, dim, block) for dim in self._parsed_dims)
+
+    @cached_property
+    def _parsed_dims(self) -> tuple[int | str, ...]:
+        """Numbers, and names of hyper-parameters."""
+        return tuple(int(dim) if dim.isdigit() else dim for dim in self.dims.split())
 
 
 def _dimension(h: Hyperparameters, name: str, block: int) -> int:
@@ -219,10 +229,15 @@ class Architecture:
                     yield ExpectedTensor(spec.name.format(i=i), spec.ne(h, i), spec, i)
 
 
-_BLOCK = re.compile(r"blk\.(\d+)\.")
+# LLAMA_MAX_LAYERS of llama.cpp: a file with more blocks ends the process that loads it.
+MAX_BLOCKS = 512
+
+_BLOCK = re.compile(r"blk\.([0-9]{1,3})\.")
 
 
+# A file's names are looked at by many rules.
+@lru_cache(maxsize=1 << 13)
 def block_of(name: str) -> int | None:
-    """The block that a tensor belongs to by its GGUF name, or None."""
+    """The block that a tensor belongs to by its GGUF name, or None; numbers that no loader takes count as none."""
     match = _BLOCK.match(name)
-    return int(match[1]) if match else None
+    return block if match and (block := int(match[1])) < MAX_BLOCKS else None

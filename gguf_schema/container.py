@@ -1,11 +1,10 @@
-"""The GGUF container: reading and writing headers, and the places of the tensors' data.
+"""The GGUF container: reading and writing headers.
 
 Nothing a file says is believed before it is checked. Source of the rules: the GGUF format description, and llama.cpp's
 loader (ggml/src/gguf.cpp) where that is stricter.
 
 Codes of the errors: not-gguf, big-endian, unsupported-version, truncated, too-long, bad-value, bad-name, bad-alignment,
-bad-dimensions, unknown-value-type, nested-array, duplicate-key, duplicate-tensor; of the layout: misaligned, overlap,
-truncated, trailing-bytes.
+bad-dimensions, unknown-value-type, nested-array, duplicate-key, duplicate-tensor.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from typing import TYPE_CHECKING
 
 from nextn.gguf_schema.contents import DEFAULT_ALIGNMENT, ByteSource, Contents, TensorInfo, Value
 from nextn.gguf_schema.errors import InputError
-from nextn.gguf_schema.header_reader import DOWNLOAD_AGAIN, HeaderReader
+from nextn.gguf_schema.header_reader import HeaderReader
 from nextn.gguf_schema.types import TensorType, ValueType, tensor_type
 from nextn.gguf_schema.values import LEAST_BYTES, LENGTH, encode, encode_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 ALIGNMENT_KEY = "general.alignment"
 
@@ -32,45 +31,65 @@ _READABLE_VERSIONS = (2, 3)
 _ALIGNMENTS = frozenset(1 << bit for bit in range(3, 32))
 _MAX_DIMENSIONS = 4
 
+_MAX_LISTED_DIMENSIONS = 16  # more are not passed over to look at what follows
+
 # Names may be as long as the format description lets a key be; written tensor names fit ggml.h's 64 bytes with a zero.
 _MAX_NAME = 0xFFFF
-_MAX_WRITTEN_TENSOR_NAME = 63
+MAX_TENSOR_NAME = 63
 
 _LEAST_KEY_BYTES = 8 + 4 + 1  # name length, value type, a byte
 _LEAST_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8  # name length, number of dimensions, a dimension, type, offset
 
 # Far beyond any model; a header of many tiny entries costs many times its bytes in memory.
 _MAX_KEYS = 1 << 12
-_MAX_TENSORS = 1 << 17
+_MAX_TENSORS = 1 << 14
+
+# Takes the place of a size that does not follow from type and dimensions.
+_UNKNOWN = -1
 
 
 @dataclass(frozen=True)
 class Header:
-    """What one file says, and where its data begins: `alignment` and `data_offset` are in bytes."""
+    """What one file says, and where its data begins: `alignment` and `data_offset` are in bytes.
+
+    `described` are all tensors in file order; they are those of the contents unless a name is there twice.
+    """
 
     contents: Contents
+    described: tuple[TensorInfo, ...]
     version: int
     alignment: int
     data_offset: int
     source: ByteSource
 
 
-def read_header(source: ByteSource) -> Header:
+def read_header(source: ByteSource, faults: list[InputError] | None = None) -> Header:
     """The header of a GGUF file of version 2 or 3; arrays of more than a kilobyte stay in the file as StoredArray.
 
     A tensor of unknown type is opaque: it reaches to the next one. InputError when the header is cut off, malformed or
-    unsupported. Whether the data is where the header says is for `layout_problems`.
+    unsupported. With a list of `faults`, those that the rest can be read after are added to it instead:
+    duplicate-key and duplicate-tensor (the first one counts), bad-dimensions (the tensor is opaque) and bad-alignment
+    (taken for 32 bytes, so nothing is known of the places of the data).
+    Whether the data is where the header says is for `layout_problems` and `order_problems`.
     """
-    reader = HeaderReader(source)
+    reader = HeaderReader(source, faults)
     version = _read_version(reader)
     n_tensors = reader.count("tensors", _LEAST_TENSOR_BYTES, _MAX_TENSORS)
     n_keys = reader.count("keys", _LEAST_KEY_BYTES, _MAX_KEYS)
     keys = _read_keys(reader, n_keys)
-    alignment = alignment_of(keys, source.name)
-    tensors = _read_tensors(reader, n_tensors)
+    alignment = DEFAULT_ALIGNMENT
+    try:
+        alignment = alignment_of(keys, source.name)
+    except InputError as error:
+        reader.fault(error)
+    described = _read_tensors(reader, n_tensors)
     data_offset = padded(reader.offset, alignment)
-    tensors = _with_opaque_sizes(tensors, source.size - data_offset)
-    return Header(Contents(keys, tensors, source.name), version, alignment, data_offset, source)
+    described = _with_opaque_sizes(described, source.size - data_offset)
+    tensors: dict[str, TensorInfo] = {}
+    for tensor in described:
+        tensors.setdefault(tensor.name, tensor)
+    contents = Contents(keys, tensors, source.name)
+    return Header(contents, tuple(described), version, alignment, data_offset, source)
 
 
 def encode_header(
@@ -109,34 +128,6 @@ def lay_out(tensors: Iterable[TensorInfo], alignment: int = DEFAULT_ALIGNMENT) -
         placed.append(replace(tensor, offset=offset))
         offset = padded(offset + tensor.nbytes, alignment)
     return tuple(placed), offset
-
-
-def layout_problems(header: Header) -> Iterator[InputError]:
-    """What is wrong with the places of the data, in order of offset: `misaligned`, `overlap`, `truncated` when it
-    reaches past the end of the file, and last `trailing-bytes` after the padding of the last.
-    """
-    name, size = header.source.name, header.source.size
-    end, last = 0, ""
-    for tensor in sorted(header.contents, key=lambda tensor: tensor.offset):
-        # An opaque tensor without a byte of its own shares its place with another, or lies past the end.
-        nbytes = max(tensor.nbytes, 1)
-        begin = header.data_offset + tensor.offset
-        where = f"tensor {tensor.name!r}: data at byte {begin}"
-        if tensor.offset % header.alignment:
-            message = f"{where} has offset {tensor.offset}, want a multiple of {header.alignment}"
-            yield InputError("misaligned", message, subject=name)
-        if tensor.offset < end:
-            message = f"{where} begins before that of {last!r} ends at byte {header.data_offset + end}"
-            yield InputError("overlap", message, subject=name)
-        if begin + nbytes > size:
-            message = f"{where} needs {nbytes} bytes, {max(size - begin, 0)} left: {begin + nbytes - size} missing"
-            yield InputError("truncated", message, subject=name, remedy=DOWNLOAD_AGAIN)
-        if tensor.offset + nbytes > end:
-            end, last = tensor.offset + nbytes, tensor.name
-    extra = size - header.data_offset - padded(end, header.alignment)
-    if extra > 0:
-        message = f"{extra} bytes from byte {size - extra} on belong to no tensor"
-        yield InputError("trailing-bytes", message, subject=name)
 
 
 def alignment_of(keys: Mapping[str, Value], name: str | None = None) -> int:
@@ -180,22 +171,23 @@ def _read_keys(reader: HeaderReader, count: int) -> dict[str, Value]:
     for index in range(count):
         reader.where = f"key {index + 1} of {count}"
         offset = reader.offset
-        key = reader.string("name", _MAX_NAME)
+        key = reader.name(_MAX_NAME)
         if not key:
             raise reader.error("bad-value", f"has no name at byte {offset}")
         reader.where = f"key {_short(key)}"
         if key in keys:
-            raise reader.error("duplicate-key", f"is there twice, again at byte {offset}")
-        keys[key] = _read_value(reader, key)
+            reader.fault(reader.error("duplicate-key", f"is there twice, again at byte {offset}"))
+        value = _read_value(reader, key)
+        keys.setdefault(key, value)
     return keys
 
 
 def _read_value(reader: HeaderReader, key: str) -> Value:
     type_ = reader.value_type("value type")
     if type_ is ValueType.STRING:
-        return Value(type_, reader.string("string"))
+        return Value(type_, reader.string(key))
     if type_ is not ValueType.ARRAY:
-        return Value(type_, reader.values(type_, 1, key)[0])
+        return Value(type_, reader.scalar(type_))
     element = reader.value_type("element type")
     if element is ValueType.ARRAY:
         raise reader.error("nested-array", f"array of arrays at byte {reader.offset}, want an array of scalars")
@@ -203,44 +195,50 @@ def _read_value(reader: HeaderReader, key: str) -> Value:
     return Value(type_, reader.values(element, count, key), element)
 
 
-def _read_tensors(reader: HeaderReader, count: int) -> dict[str, TensorInfo]:
-    tensors: dict[str, TensorInfo] = {}
+def _read_tensors(reader: HeaderReader, count: int) -> list[TensorInfo]:
+    tensors = []
+    names: set[str] = set()
     for index in range(count):
         reader.where = f"tensor {index + 1} of {count}"
         offset = reader.offset
-        name = reader.string("name", _MAX_NAME)
+        name = reader.name(_MAX_NAME)
         reader.where = f"tensor {_short(name)}"
-        if name in tensors:
-            raise reader.error("duplicate-tensor", f"is there twice, again at byte {offset}")
-        tensors[name] = _read_tensor(reader, name)
+        if name in names:
+            reader.fault(reader.error("duplicate-tensor", f"is there twice, again at byte {offset}"))
+        names.add(name)
+        tensors.append(_read_tensor(reader, name))
     return tensors
 
 
 def _read_tensor(reader: HeaderReader, name: str) -> TensorInfo:
-    """What follows a tensor's name; the size of an unknown type is left at 0."""
+    """What follows a tensor's name."""
     begin = reader.offset
     n_dims = reader.unsigned(4, "number of dimensions")
-    if not 1 <= n_dims <= _MAX_DIMENSIONS:
+    if n_dims > _MAX_LISTED_DIMENSIONS:
         raise reader.error("bad-dimensions", f"{n_dims} dimensions at byte {begin}, want 1 to {_MAX_DIMENSIONS}")
     ne = tuple(reader.unsigned(8, f"dimension {index}") for index in range(n_dims))
     type_ = tensor_type(reader.unsigned(4, "type"))
     offset = reader.unsigned(8, "offset")
     problem = _dimensions_problem(ne, type_)
     if problem:
-        raise reader.error("bad-dimensions", f"{problem}, at byte {begin}")
-    return TensorInfo(name, ne, type_, type_.tensor_bytes(ne), offset)
+        reader.fault(reader.error("bad-dimensions", f"{problem}, at byte {begin}"))
+        # Who goes on may rely on a first dimension.
+        return TensorInfo(name, ne or (1,), type_, _UNKNOWN, offset)
+    return TensorInfo(name, ne, type_, type_.tensor_bytes(ne) if type_.known else _UNKNOWN, offset)
 
 
-def _with_opaque_sizes(tensors: dict[str, TensorInfo], data_bytes: int) -> dict[str, TensorInfo]:
-    """The tensors; those of unknown type reach to the next in order of offset, or to the end of the data."""
-    if all(tensor.type.known for tensor in tensors.values()):
+def _with_opaque_sizes(tensors: list[TensorInfo], data_bytes: int) -> list[TensorInfo]:
+    """The tensors; those of unknown size reach to the next in order of offset, or to the end of the data."""
+    if all(tensor.nbytes != _UNKNOWN for tensor in tensors):
         return tensors
-    by_offset = sorted(tensors.values(), key=lambda tensor: tensor.offset)
-    ends = [tensor.offset for tensor in by_offset[1:]] + [data_bytes]
-    room = {tensor.name: max(end - tensor.offset, 0) for tensor, end in zip(by_offset, ends, strict=True)}
-    return {
-        name: tensor if tensor.type.known else replace(tensor, nbytes=room[name]) for name, tensor in tensors.items()
-    }
+    order = sorted(range(len(tensors)), key=lambda index: tensors[index].offset)
+    ends = [tensors[index].offset for index in order[1:]] + [data_bytes]
+    sized = tensors.copy()
+    for index, end in zip(order, ends, strict=True):
+        tensor = tensors[index]
+        if tensor.nbytes == _UNKNOWN:
+            sized[index] = replace(tensor, nbytes=max(end - tensor.offset, 0))
+    return sized
 
 
 def _encode_name(where: str, name: str, most: int) -> bytes:
@@ -256,7 +254,7 @@ def _encode_tensor(tensor: TensorInfo) -> bytes:
     problem = _dimensions_problem(tensor.ne, tensor.type)
     if problem:
         raise InputError("bad-dimensions", f"{where}: {problem}")
-    name = _encode_name(where, tensor.name, _MAX_WRITTEN_TENSOR_NAME)
+    name = _encode_name(where, tensor.name, MAX_TENSOR_NAME)
     n_dims = len(tensor.ne)
     return name + struct.pack(f"<I{n_dims}QIQ", n_dims, *tensor.ne, tensor.type.id, tensor.offset)
 

@@ -21,6 +21,7 @@ from nextn.gguf_schema.architecture import (
     Without,
 )
 from nextn.gguf_schema.contents import Contents
+from nextn.gguf_schema.nextn_generic import blocks_of
 from nextn.gguf_schema.types import ValueType
 
 
@@ -187,7 +188,7 @@ Spec = TensorSpec
 TENSORS = (
     Spec("token_embd.weight", "embedding_length vocab_size", roles=WITHOUT_SHARED),
     Spec("output.weight", "embedding_length vocab_size", when=OWN_OUTPUT, roles=WITHOUT_SHARED, without=WRONG),
-    Spec("output_hc_norm.weight", "streams_width", roles=WITH_TRUNK, f32=True),
+    Spec("output_hc_norm.weight", "streams_width", roles=WITH_TRUNK, f32=True, reshape=True),
     Spec("output_hc_down.weight", f"streams_width {LOW}", roles=WITH_TRUNK),
     Spec("output_hc_up.weight", f"{LOW} streams_width", roles=WITH_TRUNK),
     Spec(
@@ -197,11 +198,11 @@ TENSORS = (
         roles=WITH_TRUNK,
         eight_bits=True,
     ),
-    Spec("blk.{i}.hc_attn_norm.weight", "streams_width", f32=True),
+    Spec("blk.{i}.hc_attn_norm.weight", "streams_width", f32=True, reshape=True),
     Spec("blk.{i}.hc_attn_down.weight", f"streams_width {LOW}"),
     Spec("blk.{i}.hc_attn_up.weight", f"{LOW} streams_width"),
     Spec("blk.{i}.hc_attn_inject.weight", f"streams_width {STREAMS}", eight_bits=True),
-    Spec("blk.{i}.hc_ffn_norm.weight", "streams_width", f32=True),
+    Spec("blk.{i}.hc_ffn_norm.weight", "streams_width", f32=True, reshape=True),
     Spec("blk.{i}.hc_ffn_down.weight", f"streams_width {LOW}"),
     Spec("blk.{i}.hc_ffn_up.weight", f"{LOW} streams_width"),
     Spec("blk.{i}.hc_ffn_inject.weight", f"streams_width {STREAMS}", eight_bits=True),
@@ -234,26 +235,36 @@ TENSORS = (
     Spec("blk.{i}.ffn_down_shexp.weight", f"{SHARED} embedding_length"),
     Spec("blk.{i}.ple_key.weight", "embedding_length streams_width", when=NGRAMS),
     Spec("blk.{i}.ple_value.weight", "embedding_length embedding_length", when=NGRAMS),
-    Spec("blk.{i}.ple_norm_key.weight", "streams_width", when=NGRAMS, f32=True),
-    Spec("blk.{i}.ple_norm_query.weight", "streams_width", when=NGRAMS, f32=True),
-    Spec("blk.{i}.ple_norm_conv.weight", "streams_width", when=NGRAMS, f32=True),
+    Spec("blk.{i}.ple_norm_key.weight", "streams_width", when=NGRAMS, f32=True, reshape=True),
+    Spec("blk.{i}.ple_norm_query.weight", "streams_width", when=NGRAMS, f32=True, reshape=True),
+    Spec("blk.{i}.ple_norm_conv.weight", "streams_width", when=NGRAMS, f32=True, reshape=True),
     Spec("blk.{i}.ple_conv1d.weight", "ple_conv_kernel streams_width", when=NGRAMS),
     Spec("blk.{i}.nextn.eh_proj.weight", "head_input_width embedding_length", when=NEXTN),
     Spec("blk.{i}.nextn.enorm.weight", "embedding_length", when=NEXTN, f32=True),
-    Spec("blk.{i}.nextn.hnorm.weight", "streams_width", when=NEXTN, f32=True),
-    Spec("blk.{i}.nextn.hc_head_norm.weight", "streams_width", when=NEXTN, f32=True),
+    Spec("blk.{i}.nextn.hnorm.weight", "streams_width", when=NEXTN, f32=True, reshape=True),
+    Spec("blk.{i}.nextn.hc_head_norm.weight", "streams_width", when=NEXTN, f32=True, reshape=True),
     Spec("blk.{i}.nextn.hc_head_down.weight", f"streams_width {LOW}", when=NEXTN),
     Spec("blk.{i}.nextn.hc_head_up.weight", f"{LOW} streams_width", when=NEXTN),
 )
 
 
 def from_tensors(contents: Contents) -> dict[str, Any]:
-    """Rows of the n-gram table, and whether the output matrix is the embeddings' because there is none."""
+    """Rows of the n-gram table; whether the output matrix is the embeddings' because there is none; kinds of layers.
+
+    Without a key for the kinds every `full_attention_interval`-th layer of the trunk has attention, and each head.
+    """
     table = contents.tensors.get("per_layer_token_embd.weight")
-    return {
+    found: dict[str, Any] = {
         "ple_table_rows": table.ne[1] if table and len(table.ne) > 1 else 0,
         "tied_output": "output.weight" not in contents.tensors,
     }
+    if contents.get("attention.recurrent_layers") is None:
+        trunk_blocks, nextn_blocks = blocks_of(contents)
+        interval = contents.get("full_attention_interval")
+        every = interval.value if interval and isinstance(interval.value, int) and interval.value > 0 else 4
+        linear = [(i + 1) % every != 0 for i in range(trunk_blocks)]
+        found["attention_recurrent_layers"] = (*linear, *[False] * nextn_blocks)
+    return found
 
 
 QWEN4EXP = Architecture("qwen4exp", Qwen4Exp, KEYS, TENSORS, from_tensors)

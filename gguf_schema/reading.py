@@ -18,7 +18,8 @@ from nextn.gguf_schema.architecture import (
 )
 from nextn.gguf_schema.contents import Contents, Value
 from nextn.gguf_schema.glm5_next import GLM5_NEXT
-from nextn.gguf_schema.nextn_generic import EMBEDDING, TOKENS, block_indices, blocks_of
+from nextn.gguf_schema.nextn_architectures import ARRAY_KEYS
+from nextn.gguf_schema.nextn_generic import EMBEDDING, TOKENS, blocks_of, role_of
 from nextn.gguf_schema.qwen4exp import QWEN4EXP
 from nextn.gguf_schema.step35 import STEP35
 from nextn.gguf_schema.types import ValueType
@@ -44,25 +45,31 @@ class KeyProblem:
     without: Without
 
 
-# Types that loaders take for each other. A UINT32 that a writer stored as INT32 reads the same.
-INTEGERS = frozenset({ValueType.UINT32, ValueType.INT32})
-COMPATIBLE: dict[ValueType, frozenset[ValueType]] = {
-    ValueType.UINT32: INTEGERS,
-    ValueType.INT32: INTEGERS,
-    # Arrays of flags may be stored as integers.
-    ValueType.BOOL: INTEGERS | {ValueType.BOOL},
+# Keys that may be an array over blocks in any architecture, also where its tables have one value.
+MAY_BE_ARRAYS = frozenset(key.name for key in ARRAY_KEYS)
+
+# Element types that loaders take for each other in arrays (`get_arr` in src/llama-model-loader.cpp of llama.cpp).
+_SMALL = frozenset({ValueType.UINT32, ValueType.INT32, ValueType.BOOL})
+_INTEGERS = frozenset({ValueType.UINT32, ValueType.INT32})
+ELEMENTS: dict[ValueType, frozenset[ValueType]] = {
+    ValueType.UINT32: _SMALL,
+    ValueType.INT32: _SMALL,
+    ValueType.BOOL: _SMALL,
 }
+# Lists of a length of their own are read into vectors, which take no BOOL.
+LIST_ELEMENTS: dict[ValueType, frozenset[ValueType]] = {ValueType.UINT32: _INTEGERS, ValueType.INT32: _INTEGERS}
+# One value for all blocks is read as unsigned, whatever its array may hold. A single value has exactly one type.
+SCALARS: dict[ValueType, ValueType] = {ValueType.INT32: ValueType.UINT32, ValueType.BOOL: ValueType.UINT32}
 
 
 def read_hyperparameters(architecture: Architecture, contents: Contents) -> tuple[Hyperparameters, list[KeyProblem]]:
     """The hyper-parameters that a file shows, and what is wrong with its keys.
 
     A value that cannot be had is None, so that as much as possible can still be checked. Blocks are counted by the
-    tensors: blocks with `nextn.` tensors are heads; without any, what the keys declare counts.
+    tensors: blocks with `nextn.` tensors are heads; without any, there are as many as the keys declare, or more.
     """
     trunk_blocks, nextn_blocks = blocks_of(contents)
-    has_trunk = any(block < trunk_blocks for block in block_indices(contents))
-    role = Role.COMBINED if has_trunk and nextn_blocks else Role.TRUNK if has_trunk else Role.MTP
+    role = role_of(contents) or Role.TRUNK
     values: dict[str, Any] = {field.name: None for field in fields(architecture.hyperparameters)}
     values |= {"trunk_blocks": trunk_blocks, "nextn_blocks": nextn_blocks}
     problems: list[KeyProblem] = []
@@ -97,8 +104,10 @@ def _read(
     if problem:
         problems.append(KeyProblem(key, Kind.TYPE, problem, Without.REFUSES))
         return None
-    if not per_block:
-        return tuple(value.items) if spec.rule is Rule.LIST else value.value
+    if spec.rule is Rule.LIST:
+        return tuple(value.items)
+    if not per_block:  # Of an array over blocks loaders take the first entry where they expect one value for all.
+        return value.items[0] if len(value.items) else None
     if value.element is None:
         return (value.value,) * blocks
     if length is not None and len(value.items) != length:
@@ -109,14 +118,18 @@ def _read(
 
 
 def _type_problem(spec: KeySpec, value: Value) -> str | None:
-    """Why the type of a value does not fit; per-block values may be scalars, lists and scalars may not be exchanged."""
-    wants_list = spec.rule is Rule.LIST
-    element = value.element or value.type
-    if element is not spec.type and element not in COMPATIBLE.get(spec.type, frozenset()):
-        return f"is {value.type_name}, want {spec.type.name}"
-    if (wants_list and value.element is None) or (spec.rule is Rule.SCALAR and value.element is not None):
-        return f"is {value.type_name}, want {'an array' if wants_list else 'one value'}"
-    return None
+    """Why a loader does not take the type of a value; where it takes an array over blocks it may take one value too."""
+    wants_array = spec.rule is Rule.LIST or spec.array
+    per_block = spec.rule in (Rule.PER_BLOCK, Rule.PER_TRUNK_BLOCK) or spec.name in MAY_BE_ARRAYS
+    may_be_array = wants_array or per_block
+    if value.element is not None:
+        compatible = LIST_ELEMENTS if spec.rule is Rule.LIST else ELEMENTS
+        if may_be_array and value.element in compatible.get(spec.type, {spec.type}):
+            return None
+    elif not wants_array and value.type is (SCALARS.get(spec.type, spec.type) if may_be_array else spec.type):
+        return None
+    wants = wants_array or spec.rule in (Rule.PER_BLOCK, Rule.PER_TRUNK_BLOCK)
+    return f"is {value.type_name}, want {f'ARRAY[{spec.type.name}]' if wants else spec.type.name}"
 
 
 def _vocab_size(contents: Contents) -> int | None:

@@ -1,4 +1,8 @@
-"""A model in one GGUF file or in several shards, opened from any of them."""
+"""A model in one GGUF file or in several shards, opened from any of them.
+
+Codes of the errors: missing-shard, shard-number, shard-count, shard-tensors, mixed-shards, duplicate-tensor,
+no-such-tensor.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nextn.gguf_schema.container import Header, layout_problems, read_header
+from nextn.gguf_schema.container import Header, read_header
 from nextn.gguf_schema.contents import ByteSource, Contents, LocalFile, TensorInfo
-from nextn.gguf_schema.errors import InputError
+from nextn.gguf_schema.errors import InputError, counted, listed
+from nextn.gguf_schema.placement import layout_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 SPLIT_COUNT = "split.count"
 SPLIT_NO = "split.no"
 SPLIT_TENSORS_COUNT = "split.tensors.count"
 
+# Identity of a conversion. Only the first shard must have the keys that are not about splitting.
+_SAME_IN_A_SET = ("general.architecture", "general.uuid", "general.name", SPLIT_TENSORS_COUNT)
+
 _SHARD_NAME = re.compile(r"(.*)-[0-9]{5}-of-([0-9]{5})\.gguf", re.DOTALL)
-_ONE_SET = "Files of a set come from one conversion and keep the names they were written under."
+ONE_SET = "Files of a set come from one conversion and keep the names they were written under."
 
 
 @dataclass(frozen=True)
@@ -58,11 +66,8 @@ def open_gguf(path: Path, *, strict: bool = True) -> GGUFFile:
     of the `layout_problems`; otherwise these are the caller's to look for.
     """
     paths = shard_paths(path)
-    missing = [shard.name for shard in paths if not shard.exists()]
-    if missing and len(paths) > 1:
-        shown = ", ".join(missing[:8]) + (", …" if len(missing) > 8 else "")
-        message = f"{len(missing)} of the {len(paths)} files of the set are missing: {shown}"
-        raise InputError("missing-shard", message, subject=str(path), remedy="Put all of them into one folder.")
+    if missing := missing_shards(path, paths):
+        raise missing
     file = join_shards([read_header(LocalFile(shard)) for shard in paths])
     if strict:
         for header in file.headers:
@@ -86,33 +91,82 @@ def shard_paths(path: Path) -> tuple[Path, ...]:
     return paths if path in paths else (path,)
 
 
-def join_shards(headers: Sequence[Header]) -> GGUFFile:
+def missing_shards(path: Path, paths: Sequence[Path]) -> InputError | None:
+    """The error about files of a set that are not there; a file of its own is for who opens it."""
+    missing = [shard.name for shard in paths if not shard.exists()]
+    if not missing or len(paths) == 1:
+        return None
+    message = f"{len(missing)} of the {len(paths)} files of the set are missing: {listed(missing, 8)}"
+    return InputError("missing-shard", message, subject=str(path), remedy="Put all of them into one folder.")
+
+
+def join_shards(headers: Sequence[Header], faults: list[InputError] | None = None) -> GGUFFile:
     """One model from the headers of all its shards, in order: the keys of the first and the tensors of each.
 
-    InputError when a `split.*` key contradicts the place or the number of shards, and for a tensor in two of them.
+    InputError when a `split.*` key contradicts the place or the number of shards, when something shows that they are
+    not of one set, and for a tensor in two of them. With a list of `faults` these are added to it instead.
     """
-    _check_split_keys(headers)
     tensors: dict[str, TensorInfo] = {}
+    twice: list[InputError] = []
     for index, header in enumerate(headers):
         for tensor in header.contents:
             if tensor.name in tensors:
                 other = headers[tensors[tensor.name].shard].source.name
                 message = f"tensor {tensor.name!r}: is there twice, also in {other}"
-                raise InputError("duplicate-tensor", message, subject=header.source.name, remedy=_ONE_SET)
-            tensors[tensor.name] = replace(tensor, shard=index)
+                twice.append(InputError("duplicate-tensor", message, subject=header.source.name, remedy=ONE_SET))
+            else:
+                tensors[tensor.name] = replace(tensor, shard=index) if index else tensor
+    for error in (*_split_problems(headers), *_mixture(headers), *twice):
+        if faults is None:
+            raise error
+        faults.append(error)
     first = headers[0]
     return GGUFFile(Contents(first.contents.keys, tensors, first.source.name), tuple(headers))
 
 
-def _check_split_keys(headers: Sequence[Header]) -> None:
-    tensors = sum(len(header.contents.tensors) for header in headers)
+def _split_problems(headers: Sequence[Header]) -> Iterator[InputError]:
+    """Where the `split.*` keys contradict the files."""
+    tensors = sum(len(header.described) for header in headers)
     # Merging with llama-gguf-split leaves a count of 0 in a file that is whole.
     counts = (1, 0) if len(headers) == 1 else (len(headers),)
+    wanted = (
+        ("shard-number", SPLIT_NO, lambda index: (index,)),
+        ("shard-count", SPLIT_COUNT, lambda _: counts),
+        ("shard-tensors", SPLIT_TENSORS_COUNT, lambda _: (tensors,)),
+    )
     for index, header in enumerate(headers):
-        for key, wanted in ((SPLIT_COUNT, counts), (SPLIT_NO, (index,)), (SPLIT_TENSORS_COUNT, (tensors,))):
+        place = f"file {index + 1} of {len(headers)} with {counted(tensors, 'tensor')} in all"
+        for code, key, values in wanted:
             value = header.contents.keys.get(key)
-            if value is not None and value.value not in wanted:
+            if value is not None and value.value not in values(index):
                 have = value.value if isinstance(value.value, int) else value.type_name
-                place = f"file {index + 1} of {len(headers)} with {tensors} tensors in all"
-                message = f"key {key!r}: {have}, want {wanted[0]} for {place}"
-                raise InputError("wrong-shard", message, subject=header.source.name, remedy=_ONE_SET)
+                message = f"key {key!r}: {have}, want {values(index)[0]} for {place}"
+                yield InputError(code, message, subject=header.source.name, remedy=_name_remedy(headers) or ONE_SET)
+
+
+def _name_remedy(headers: Sequence[Header]) -> str | None:
+    """What to do about a shard whose name hides that it is one."""
+    count, number = (headers[0].contents.keys.get(key) for key in (SPLIT_COUNT, SPLIT_NO))
+    if len(headers) > 1 or not count or not isinstance(count.value, int) or count.value < 2:
+        return None
+    index = number.value if number and isinstance(number.value, int) else 0
+    return f"Put it beside the others under a name like {shard_name('NAME', index, count.value)}."
+
+
+def _mixture(headers: Sequence[Header]) -> Iterator[InputError]:
+    """What gives away that shards are not of one set: they differ where one conversion writes them alike."""
+    first = headers[0]
+    for header in headers[1:]:
+        pairs: list[tuple[str, object, object]] = [
+            ("GGUF version", header.version, first.version),
+            ("alignment", header.alignment, first.alignment),
+        ]
+        for key in _SAME_IN_A_SET:
+            # The later shards need not repeat a key.
+            if key in header.contents.keys and key in first.contents.keys:
+                pairs.append((f"key {key!r}", header.contents.keys[key].value, first.contents.keys[key].value))
+        for what, have, want in pairs:
+            if have != want:
+                # A string of a hostile file may be long.
+                message = f"{what}: {str(have)[:80]}, but {str(want)[:80]} in {first.source.name}: not of one set"
+                yield InputError("mixed-shards", message, subject=header.source.name, remedy=ONE_SET)

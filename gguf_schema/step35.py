@@ -99,7 +99,7 @@ KEYS = (
     FILE_TYPE,
     KeySpec("attention.head_count_kv", I32, PER_BLOCK),
     KeySpec("attention.sliding_window", U32),
-    KeySpec("attention.sliding_window_pattern", BOOL, PER_BLOCK),
+    KeySpec("attention.sliding_window_pattern", BOOL, PER_BLOCK, array=True),
     KeySpec("expert_count", U32),
     KeySpec("expert_used_count", U32),
     KeySpec("expert_feed_forward_length", U32),
@@ -120,7 +120,8 @@ TENSORS = (
     Spec("rope_freqs.weight", "rope_factor_count", when=Step35.has_rope_factors, f32=True, without=WRONG),
     Spec("token_embd.weight", "embedding_length vocab_size", roles=WITHOUT_SHARED),
     Spec("output_norm.weight", "embedding_length", f32=True),
-    Spec("output.weight", "embedding_length vocab_size", roles=WITHOUT_SHARED),
+    # A head has an output matrix of its own, so that a file of heads alone works without this one.
+    Spec("output.weight", "embedding_length vocab_size", roles=WITHOUT_SHARED, without_in_head=TOLERATES),
     Spec("blk.{i}.attn_norm.weight", "embedding_length", f32=True),
     Spec("blk.{i}.attn_q.weight", "embedding_length query_width"),
     Spec("blk.{i}.attn_k.weight", "embedding_length kv_width"),
@@ -155,10 +156,10 @@ TENSORS = (
 def from_tensors(contents: Contents) -> dict[str, Any]:
     """Which blocks have experts, and how many rotary factors there are."""
     factors = contents.tensors.get("rope_freqs.weight")
-    routers = (block_of(name) for name in contents.tensors if name.endswith(".ffn_gate_inp.weight"))
+    routed = (block_of(name) for name in contents.tensors if ".ffn_gate_inp." in name or "_exps." in name)
     return {
-        "rope_factor_count": factors.ne[0] if factors else 0,
-        "expert_blocks": frozenset(block for block in routers if block is not None),
+        "rope_factor_count": factors.ne[0] if factors and factors.ne else 0,
+        "expert_blocks": frozenset(block for block in routed if block is not None),
     }
 
 

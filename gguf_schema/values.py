@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import overload
 
-from nextn.gguf_schema.contents import ByteSource, Scalar, Value
+from nextn.gguf_schema.contents import ByteSource, MemoryFile, Scalar, Value
 from nextn.gguf_schema.errors import InputError
 from nextn.gguf_schema.types import SCALAR_FORMATS, ValueType
 
@@ -28,8 +28,9 @@ _MISFIT = (struct.error, OverflowError, TypeError, UnicodeEncodeError)
 class StoredArray(Sequence[Scalar]):
     """An array of `length` values of type `element`, left in `source` where they take `nbytes` bytes from `offset`.
 
-    It equals the tuple of its values. The first look decodes all of them, once: strings have no index, so finding one
-    means walking the others. Who only copies the array never pays for it. InputError when a value is malformed.
+    A string so long that it is left there too is an array of one. It equals the tuple of its values. The first look
+    decodes all of them, once: strings have no index, so finding one means walking the others. Who only copies the array
+    never pays for it. InputError when a value is malformed.
     """
 
     source: ByteSource
@@ -92,11 +93,14 @@ def decode(element: ValueType, count: int, raw: bytes) -> tuple[Scalar, ...]:
 
 
 def _strings(raw: bytes, count: int) -> Iterator[str]:
+    # A hot loop like that of HeaderReader: a vocabulary has a quarter of a million strings.
+    length_at, size, width = LENGTH.unpack_from, len(raw), LENGTH.size
     end = 0
     for index in range(count):
-        begin = end + LENGTH.size
-        end = begin + int.from_bytes(raw[end:begin], "little")
-        if end > len(raw):
+        begin = end + width
+        if begin <= size:
+            end = begin + length_at(raw, end)[0]
+        if begin > size or end > size:
             raise ValueError(f"ends within string {index}")
         try:
             yield raw[begin:end].decode()
@@ -109,9 +113,12 @@ def encode_value(where: str, value: Value) -> bytes:
 
     Floats are rounded to the nearest FLOAT32; an array stored in a file is copied without decoding it.
     """
-    if value.type is not ValueType.ARRAY:
-        return struct.pack("<I", value.type) + encode(where, value.type, value.items)
     element, items = value.element, value.items
+    if value.type is not ValueType.ARRAY:
+        head = struct.pack("<I", value.type)
+        if isinstance(items, StoredArray) and items.element is value.type:
+            return head + items.raw()
+        return head + encode(where, value.type, items)
     if element is None or element is ValueType.ARRAY:
         raise InputError("nested-array", f"{where}: {value.type_name}, want an array of scalars")
     head = struct.pack("<IIQ", value.type, element, len(items))
@@ -146,3 +153,12 @@ def _pack(type_: ValueType, items: Sequence[Scalar]) -> bytes:
     if not all(isinstance(item, bool) is (type_ is ValueType.BOOL) for item in items):
         raise TypeError
     return struct.pack(f"<{len(items)}{SCALAR_FORMATS[type_]}", *items)
+
+
+def encoded_once(key: str, value: Value) -> Value:
+    """The array with its bytes made now, for values that go into several headers: a vocabulary takes its time."""
+    if value.element is None:
+        return value
+    raw = encode(key, value.element, value.items)
+    stored = StoredArray(MemoryFile(raw, key), 0, len(raw), value.element, len(value.items), key)
+    return Value(value.type, stored, value.element)

@@ -9,7 +9,7 @@ import click
 
 from nextn import __version__
 
-COMMANDS = ("convert", "demo")
+COMMANDS = ("convert", "demo", "inspect", "validate")
 
 
 class LazyGroup(click.Group):

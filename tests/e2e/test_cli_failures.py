@@ -144,7 +144,11 @@ def test_an_interrupt_ends_quietly_and_leaves_no_file(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=60)
         os.close(writer)
-    assert (process.returncode, stdout, stderr.strip()) == (130, "", "interrupted; the same command continues what it left unfinished")
+    assert (process.returncode, stdout, stderr.strip()) == (
+        130,
+        "",
+        "interrupted; the same command continues what it left unfinished",
+    )
     assert not out.exists()
 
 

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nextn.gguf_schema.container import Header, encode_header, lay_out, layout_problems, read_header
+from nextn.gguf_schema.container import Header, encode_header, lay_out, read_header
 from nextn.gguf_schema.contents import Contents, LocalFile, MemoryFile, TensorInfo, Value, string, u32
 from nextn.gguf_schema.errors import InputError, NextnError
+from nextn.gguf_schema.placement import layout_problems
 from nextn.gguf_schema.types import TENSOR_TYPES, ValueType
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 from gguf_bytes import ARRAY, BOOL, INT32, STRING, UINT8, UINT16, UINT32, UINT64, array_key, header, key, tensor, text
 
-from nextn.gguf_schema.container import Header, encode_header, lay_out, layout_problems, read_header
+from nextn.gguf_schema.container import Header, encode_header, lay_out, read_header
 from nextn.gguf_schema.contents import LocalFile, MemoryFile, TensorInfo, Value, array, boolean, f32, i32, string, u32
 from nextn.gguf_schema.errors import InputError
+from nextn.gguf_schema.placement import layout_problems
 from nextn.gguf_schema.shards import open_gguf
 from nextn.gguf_schema.types import BF16, F16, F32, Q8_0, ValueType, tensor_type
 from nextn.gguf_schema.values import StoredArray
@@ -216,8 +217,8 @@ class TestRefusals:
             ([2**62, 2], 0, "fewer than 2^63 elements"),
             ([2**63], 0, "fewer than 2^63 elements"),
             ([4, 0], 0, "dimensions [4, 0], want each at least 1"),
-            ([], 0, "0 dimensions at byte 33, want 1 to 4"),
-            ([1, 1, 1, 1, 1], 0, "5 dimensions at byte 33, want 1 to 4"),
+            ([], 0, "0 dimensions, want 1 to 4, at byte 33"),
+            ([1, 1, 1, 1, 1], 0, "5 dimensions, want 1 to 4, at byte 33"),
             ([33, 32], 8, "rows of 33 elements, want a multiple of 32, the block of Q8_0"),
         ],
     )
@@ -277,7 +278,17 @@ class TestLayout:
         begin = len(self.TWO) + 32
         assert problems[0].message == f"tensor 'b': data at byte {begin} needs 16 bytes, 15 left: 1 missing"
         assert [problem.subject for problem in problems] == ["m.gguf"]
-        assert codes(self.TWO) == ["truncated", "truncated"], "each tensor that is cut is named"
+
+    def test_every_tensor_that_is_cut_is_named_in_one_error(self) -> None:
+        begin = len(self.TWO)
+        problems = list(layout_problems(read(self.TWO + bytes(31))))
+        assert [(problem.code, problem.message) for problem in problems] == [
+            (
+                "truncated",
+                f"tensor 'a': data at byte {begin} needs 32 bytes, 31 left: 1 missing; "
+                "with 1 tensor after it ('b'), 17 in all",
+            )
+        ]
 
     def test_trailing_bytes(self) -> None:
         problems = list(layout_problems(read(self.TWO + bytes(64 + 1000))))

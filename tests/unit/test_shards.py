@@ -88,18 +88,18 @@ def test_missing_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "words"),
+    ("files", "code", "words"),
     [
-        ([shard(0, 2), shard(0, 2, "t1")], "key 'split.no': 0, want 1 for file 2 of 2"),
-        ([shard(1, 2), shard(0, 2)], "key 'split.no': 1, want 0 for file 1 of 2"),
-        ([shard(0, 3), shard(1, 3)], "key 'split.count': 3, want 2"),
-        ([shard(0, 2, total=3), shard(1, 2, total=3)], "key 'split.tensors.count': 3, want 2"),
-        ([shard(0, 2), shard(1, 2, total=7)], "key 'split.tensors.count': 7, want 2"),
+        ([shard(0, 2), shard(0, 2, "t1")], "shard-number", "key 'split.no': 0, want 1 for file 2 of 2"),
+        ([shard(1, 2), shard(0, 2)], "shard-number", "key 'split.no': 1, want 0 for file 1 of 2"),
+        ([shard(0, 3), shard(1, 3)], "shard-count", "key 'split.count': 3, want 2"),
+        ([shard(0, 2, total=3), shard(1, 2, total=3)], "shard-tensors", "key 'split.tensors.count': 3, want 2"),
+        ([shard(0, 2), shard(1, 2, total=7)], "shard-tensors", "key 'split.tensors.count': 7, want 2"),
     ],
 )
-def test_split_keys_that_do_not_fit(tmp_path: Path, files: list[bytes], words: str) -> None:
+def test_split_keys_that_do_not_fit(tmp_path: Path, files: list[bytes], code: str, words: str) -> None:
     error = refusal(write_set(tmp_path, *files)[0])
-    assert error.code == "wrong-shard"
+    assert error.code == code
     assert words in error.message
 
 
@@ -115,8 +115,9 @@ def test_a_renamed_shard_is_not_taken_for_the_whole(tmp_path: Path) -> None:
     path = tmp_path / "renamed.gguf"
     path.write_bytes(shard(1, 3))
     error = refusal(path)
-    assert error.code == "wrong-shard"
-    assert "key 'split.count': 3, want 1" in error.message
+    assert error.code == "shard-number"
+    assert "key 'split.no': 1, want 0" in error.message
+    assert error.remedy == "Put it beside the others under a name like NAME-00002-of-00003.gguf."
 
 
 def test_a_merged_file_keeps_its_keys(tmp_path: Path) -> None:
@@ -160,7 +161,7 @@ def test_shards_in_memory() -> None:
 def test_a_split_number_that_is_no_number(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(header([key("split.no", STRING, text("0")), key("x", UINT32, bytes(4))]))
-    assert refusal(path).code == "wrong-shard"
+    assert refusal(path).code == "shard-number"
 
 
 @pytest.mark.parametrize("small_first_shard", [False, True])

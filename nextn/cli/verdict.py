@@ -1,0 +1,194 @@
+"""How a report about a file or a pair reads on a terminal: at most a screen for a healthy file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nextn.cli.report import size
+from nextn.gguf_schema.errors import counted
+from nextn.validators.findings import Severity
+from nextn.validators.loader_keys import Outcome
+from nextn.validators.runtimes import Use
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from nextn.validators.estimate import Estimate
+    from nextn.validators.examine import Examined, Report
+    from nextn.validators.findings import Finding
+
+COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
+# Findings of one rule; a file that is wrong throughout has hundreds.
+MOST_SHOWN = 4
+# Characters of a runtime's own words; --json has all of them.
+WIDEST = 76
+OUTCOME_COLOURS = {Outcome.LOADS: "green", Outcome.WRONG: "yellow"}
+
+
+def verdict_text(report: Report, *, memory: bool) -> str:
+    """The whole report; with `memory`, the estimate too."""
+    parts = [_file(report.model)]
+    if report.draft:
+        parts.append(_file(report.draft, "draft: "))
+    if report.estimate:
+        parts.append(_weights(report.estimate))
+        if memory:
+            parts.append(_memory(report.estimate))
+    parts.append(_forecast(report))
+    parts.append(_findings(report))
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _file(examined: Examined, label: str = "") -> list[str]:
+    """What one file is."""
+    path, _ = examined.files[0]
+    role, layout = examined.role, examined.layout
+    if role is None or layout is None:
+        return [f"{label}{click.style(path, bold=True)}"]
+    shards = f" and {len(examined.files) - 1} more" if len(examined.files) > 1 else ""
+    architecture = examined.contents.architecture or "no architecture"
+    blocks = f"{counted(role.trunk_blocks, 'trunk block')}, {counted(role.nextn_blocks, 'nextn block')}"
+    declared = role.declared
+    keys = f"block_count {_number(declared.block_count)}, nextn_predict_layers {_number(declared.nextn_predict_layers)}"
+    tensors = counted(len(examined.contents.tensors), "tensor")
+    bytes_ = size(sum(size for _, size in examined.files))
+    others = f", or {' or '.join(layout.others)}" if layout.others else ""
+    return [
+        f"{label}{click.style(path, bold=True)}{shards}",
+        f"  {architecture}, {click.style(role.name or 'no role', bold=True)}: {blocks} ({keys})",
+        f"  {tensors}, {_parameters(examined.parameters)} parameters, {bytes_}; layout {layout.id}{others}",
+    ]
+
+
+def _number(value: int | None) -> str:
+    return "absent" if value is None else str(value)
+
+
+def _parameters(count: int) -> str:
+    number = float(count)
+    for unit in ("", " thousand", " million", " billion"):
+        if number < 999.5:
+            return f"{number:.3g}{unit}"
+        number /= 1000
+    return f"{number:.3g} trillion"
+
+
+def _weights(estimate: Estimate) -> list[str]:
+    """Sizes and types by part."""
+    types: dict[str, Counter[str]] = {}
+    for weights in estimate.weights:
+        types.setdefault(weights.part, Counter())[weights.type] += weights.bytes
+    rows = [
+        (part, size(bytes_), ", ".join(_share(name, part_bytes, bytes_) for name, part_bytes in ordered))
+        for part, bytes_ in estimate.weights_by("part").items()
+        if (ordered := types[part].most_common())
+    ]
+    return table(("part", "size", "types"), rows, right=(1,))
+
+
+def _share(name: str, part: int, whole: int) -> str:
+    """A type, with its bytes unless they are all there is, as far as sizes are shown."""
+    return name if size(part) == size(whole) else f"{name} {size(part)}"
+
+
+def _memory(estimate: Estimate) -> list[str]:
+    s = estimate.settings
+    rows = [
+        (f"{group['part']} {group['kind']}", size(group["bytes"]), _rows(group)) for group in estimate.states_by_kind()
+    ]
+    name, bytes_ = estimate.activation
+    if bytes_:
+        rows.append(("largest activation", size(bytes_), name))
+    rows += [
+        (f"borrowed {name}", size(bytes_) if bytes_ else "", "counted with the target")
+        for name, bytes_ in estimate.borrowed.items()
+    ]
+    host, (device,) = estimate.devices(1)
+    _, split = estimate.devices(2)
+    head = f"{s.context} tokens, {s.ubatch} at once, {s.kv_type}, drafts of {s.n_max}"
+    total = f"{size(host + device)}: {size(host)} host, {size(device)} device, or {' + '.join(map(size, split))} on two"
+    return [
+        *table(("memory", "size", head), rows, right=(1,)),
+        f"total {total}",
+        *map("not counted: {}".format, estimate.notes),
+    ]
+
+
+def _rows(group: dict[str, Any]) -> str:
+    """How often a state is there, and of how many cells, or planes to go back to, it is made."""
+    unit = "plane" if group["kind"] in ("recurrent", "convolution") else "cell"
+    return f"{counted(group['blocks'], 'block')}, {counted(group['rows'], unit)}"
+
+
+def _forecast(report: Report) -> list[str]:
+    """A line for each runtime and each use that the file may be put to; what loads well is not explained."""
+    rows = [
+        (row.runtime, str(row.as_), _outcome(row.outcome), "" if row.outcome is Outcome.LOADS else _short(row.message))
+        for row in report.forecast
+        if row.as_ in _uses(report)
+    ]
+    return table(("runtime", "as", "outcome", ""), rows) if rows else []
+
+
+def _uses(report: Report) -> tuple[Use, ...]:
+    """A trunk is no draft; a head that somebody loads as a model is worth a warning."""
+    if report.draft:
+        return (Use.PAIRED,)
+    heads = report.model.role.nextn_blocks if report.model.role else 0
+    return (Use.MAIN, Use.DRAFT) if heads else (Use.MAIN,)
+
+
+def _short(message: str) -> str:
+    line = message.partition("\n")[0]
+    return line if len(line) <= WIDEST else f"{line[: WIDEST - 1]}…"
+
+
+def _outcome(outcome: Outcome) -> str:
+    return click.style(outcome, fg=OUTCOME_COLOURS.get(outcome, "red"))
+
+
+def _findings(report: Report) -> list[str]:
+    """Findings by severity, those of one rule together, and the verdict."""
+    lines: list[str] = []
+    for severity in Severity:
+        rules: dict[str, list[tuple[str, Finding]]] = {}
+        for of, finding in report.attributed:
+            if finding.severity is severity:
+                rules.setdefault(finding.rule, []).append((of, finding))
+        if rules:
+            title = counted(sum(map(len, rules.values())), severity)
+            lines.append(click.style(title, fg=COLOURS[severity], bold=True))
+            lines += [line for rule, group in rules.items() for line in _group(rule, group)]
+    verdict = click.style("ok", fg="green", bold=True) if report.ok else click.style("not ok", fg="red", bold=True)
+    return [*lines, verdict]
+
+
+def _group(rule: str, group: Sequence[tuple[str, Finding]]) -> Iterator[str]:
+    """The findings of one rule; what to do is said once where it is the same for the next."""
+    shown = group[:MOST_SHOWN]
+    for index, (of, finding) in enumerate(shown):
+        whose = "draft: " if of == "draft" else ""
+        yield f"  {whose}{finding.subject}: {finding.message} [{rule}]"
+        last = index + 1 == len(shown)
+        if last and len(group) > len(shown):
+            yield f"  … and {len(group) - len(shown)} more; --json has them all"
+        if finding.remedy and (last or shown[index + 1][1].remedy != finding.remedy):
+            yield f"    {finding.remedy}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+    """Rows in columns, those of `right` flush right; styled cells count without their style."""
+    rows = [head, *rows]
+    widths = [max(len(click.unstyle(row[column])) for row in rows) for column in range(len(head))]
+    lines = []
+    for index, row in enumerate(rows):
+        cells = []
+        for column, cell in enumerate(row):
+            gap = " " * (widths[column] - len(click.unstyle(cell)))
+            cells.append(gap + cell if column in right else cell + gap)
+        line = "  ".join(cells).rstrip()
+        lines.append(click.style(line, dim=True) if index == 0 else line)
+    return lines

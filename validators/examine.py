@@ -1,0 +1,271 @@
+"""Everything there is to say about a file or a pair of files: what they are, what is wrong, what runtimes will do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from nextn.gguf_schema.contents import Contents
+from nextn.gguf_schema.layouts import UPSTREAM, Layout, Naming, layout_of, naming_of, upstream_view
+from nextn.gguf_schema.nextn_generic import EMBEDDING, TARGET_EMBEDDING_SHA256, flags_of
+from nextn.gguf_schema.shards import shard_paths
+from nextn.validators.container import examine_container
+from nextn.validators.estimate import LONGEST_DRAFT, Estimate, estimate
+from nextn.validators.findings import Finding, Findings, Severity
+from nextn.validators.forecast import Forecast, forecast
+from nextn.validators.loader_keys import Outcome
+from nextn.validators.metadata import examine_metadata
+from nextn.validators.pair import examine_pair, examine_target_hash
+from nextn.validators.role import RoleReport, assert_role, examine_role
+from nextn.validators.runtimes import Use
+from nextn.validators.structural import examine_small
+from nextn.validators.tensors import examine_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from nextn.gguf_schema.architecture import Role
+    from nextn.gguf_schema.shards import GGUFFile
+
+# What an estimate is made for when nothing is asked for: a context that fits most uses, and llama.cpp's defaults.
+CONTEXT, UBATCH, KV_TYPE = 8192, 512, "f16"
+UNKNOWN_ROLE = {
+    "role": None,
+    "flags": {"mtp_only": False, "trunk_only": False},
+    "trunk_blocks": 0,
+    "nextn_blocks": 0,
+    "declared": {"block_count": None, "nextn_predict_layers": None},
+}
+# What makes the places of data meaningless.
+UNREADABLE = frozenset({"truncated", "overlap", "misaligned", "bad-alignment", "bad-dimensions", "duplicate-tensor"})
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the estimate is made for; a `context` of None is the model's own, or 8192 tokens if that is longer."""
+
+    context: int | None = None
+    ubatch: int = UBATCH
+    kv_type: str = KV_TYPE
+    n_max: int = LONGEST_DRAFT
+
+
+@dataclass(frozen=True)
+class Examined:
+    """One file, all shards of it: what it says, what it is, and what was found. `files` are (path, bytes) pairs.
+
+    Without its other shards a file says nothing: `layout` and `role` are None. `file` leads to the data, unless it is a
+    plan's.
+    """
+
+    files: tuple[tuple[str, int], ...]
+    contents: Contents
+    layout: Layout | None
+    role: RoleReport | None
+    findings: tuple[Finding, ...]
+    file: GGUFFile | None = None
+
+    @property
+    def parameters(self) -> int:
+        """Number of elements of all tensors."""
+        return sum(tensor.elements for tensor in self.contents)
+
+    def as_json(self) -> dict[str, Any]:
+        """The file as `--json` prints it."""
+        return {
+            "files": [{"path": path, "bytes": size} for path, size in self.files],
+            "architecture": self.contents.architecture or None,
+            **(self.role.as_json() if self.role else UNKNOWN_ROLE),
+            "layout": self.layout.id if self.layout else None,
+            "layout_evidence": self.layout.evidence if self.layout else None,
+            "tensors": len(self.contents.tensors),
+            "parameters": self.parameters,
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """The verdict about a model, and about the draft it was given; `pair` holds findings about the two together."""
+
+    model: Examined
+    draft: Examined | None
+    pair: tuple[Finding, ...]
+    forecast: tuple[Forecast, ...]
+    estimate: Estimate | None
+    strict: bool = False
+
+    @property
+    def attributed(self) -> list[tuple[str, Finding]]:
+        """Every finding, and what it is of: `model`, `draft` or `pair`."""
+        drafts = self.draft.findings if self.draft else ()
+        groups = (("model", self.model.findings), ("draft", drafts), ("pair", self.pair))
+        return [(of, finding) for of, found in groups for finding in found]
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Every finding."""
+        return tuple(finding for _, finding in self.attributed)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong; doubtful things count when the report is strict."""
+        bad = {Severity.ERROR, Severity.WARNING} if self.strict else {Severity.ERROR}
+        return not any(finding.severity in bad for finding in self.findings)
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as `--json` prints it."""
+        return {
+            **self.model.as_json(),
+            "draft": self.draft.as_json() if self.draft else None,
+            "findings": [{**finding.as_json(), "of": of} for of, finding in self.attributed],
+            "forecast": [row.as_json() for row in self.forecast],
+            "estimate": self.estimate.as_json() if self.estimate else None,
+            "ok": self.ok,
+        }
+
+
+def examine(
+    path: Path,
+    draft: Path | None = None,
+    *,
+    role: Role | None = None,
+    runtime: str | None = None,
+    deep: bool = False,
+    strict: bool = False,
+    memory: Memory | None = None,
+) -> Report:
+    """Examine the file or set of shards at `path`, and with it the head in `draft`.
+
+    `role` is asserted of the model; `runtime` limits the forecast to one build, whose refusal is an error; `deep` reads
+    all data. InputError for a file whose header cannot be read, UsageError for an unknown runtime.
+    """
+    model, *drafts = (_examine_file(each, deep=deep) for each in (path, *([draft] if draft else ())))
+    report = judge(model, drafts[0] if drafts else None, role=role, runtime=runtime, strict=strict, memory=memory)
+    return _compare_target(report) if deep else report
+
+
+def examine_contents(
+    contents: Contents, found: Findings | None = None, files: tuple[tuple[str, int], ...] = ()
+) -> Examined:
+    """Examine what a file says, or will say by a plan; `found` are findings that were made before.
+
+    Tables know upstream's names, so a file with names of another layout is judged by its view in upstream's.
+    """
+    findings = Findings(found or ())
+    layout = layout_of(contents)
+    naming = naming_of(layout.id)
+    renamed = naming is not None and naming.renames
+    view = upstream_view(contents, layout.id) if renamed else contents
+    report = examine_role(view, findings)
+    if layout.id != UPSTREAM or layout.ambiguous:
+        _add_layout(contents.name, layout, naming, findings)
+        # What a loader computes, it computes from the names that are there.
+        report = replace(report, architecture=contents.architecture, flags=flags_of(contents))
+    examine_metadata(view, report, findings)
+    examine_tensors(view, report, findings)
+    return Examined(files or ((contents.name, 0),), contents, layout, report, tuple(findings))
+
+
+def judge(
+    model: Examined,
+    draft: Examined | None = None,
+    *,
+    role: Role | None = None,
+    runtime: str | None = None,
+    strict: bool = False,
+    memory: Memory | None = None,
+) -> Report:
+    """The report about examined files."""
+    asserted, pair = Findings(model.findings), Findings()
+    if role is not None and model.role is not None:
+        assert_role(model.role, role, model.contents.name, asserted)
+    if draft is not None and model.role and draft.role:
+        examine_pair(model.contents, draft.contents, pair, n_max=memory.n_max if memory else None)
+    rows = tuple(forecast(model.contents, draft.contents if draft else None, runtime)) if model.role else ()
+    if runtime is not None:
+        _add_refusals(model, rows, pair)
+    return Report(
+        replace(model, findings=tuple(asserted)),
+        draft,
+        tuple(pair),
+        rows,
+        _estimate(model, draft, memory or Memory()),
+        strict,
+    )
+
+
+def _examine_file(path: Path, *, deep: bool) -> Examined:
+    file, findings = examine_container(path)
+    if file is None:
+        files = tuple((str(shard), shard.stat().st_size) for shard in shard_paths(path) if shard.exists())
+        return Examined(files, Contents({}, {}, str(path)), None, None, tuple(findings))
+    files = tuple((header.source.name, header.source.size) for header in file.headers)
+    examined = examine_contents(file.contents, findings, files)
+    payload = Findings(examined.findings)
+    if any(finding.rule in UNREADABLE for finding in findings):
+        return replace(examined, file=file)
+    if deep:
+        # Not above: numpy takes longer to import than all else that is done for a file.
+        from nextn.validators.payload import examine_payload
+
+        examine_payload(file, payload)
+    else:
+        examine_small(file, payload)
+    return replace(examined, findings=tuple(payload), file=file)
+
+
+def _compare_target(report: Report) -> Report:
+    """The report, with a finding when the target that a sidecar names by its embeddings' hash is another one."""
+    file, draft = report.model.file, report.draft
+    if file is None or draft is None or EMBEDDING not in file.contents.tensors:
+        return report
+    # With numpy, as above.
+    from nextn.validators.scan import sha256
+
+    pair = Findings(report.pair)
+    if TARGET_EMBEDDING_SHA256 in draft.contents.keys:
+        examine_target_hash(draft.contents, sha256(*file.tensor_bytes(EMBEDDING)), pair)
+    return replace(report, pair=tuple(pair))
+
+
+def _add_layout(name: str, layout: Layout, naming: Naming | None, findings: Findings) -> None:
+    """Say that a file is in another layout, or may be; where only values differ, the rules about these say more."""
+    is_in = f"is in layout {layout.id} ({layout.description}): {layout.evidence}"
+    remedy, reason = "nextn relayout FILE -o FILE --to upstream", "qwen4exp.md 6.5, glm5-next.md 8"
+    if layout.ambiguous:
+        may_be = f"{layout.evidence}: may be in layout {' or '.join((layout.id, *layout.others))}"
+        findings.note("layout-ambiguous", name, may_be, None, reason)
+    elif naming is None or not naming.renames:
+        findings.note("layout", name, is_in, None, reason)
+    elif naming.spelling:
+        message = f"llama.cpp b11549 knows no architecture {naming.spelling!r}, did you mean {naming.architecture!r}"
+        findings.error("architecture-spelling", "general.architecture", message, remedy, reason)
+    else:
+        findings.error("layout", name, f"{is_in}; llama.cpp b11549 does not know these names", remedy, reason)
+
+
+def _add_refusals(model: Examined, rows: Sequence[Forecast], findings: Findings) -> None:
+    """What the asked runtime does with the file, as findings: it must load well in the use it is for."""
+    uses = {row.as_ for row in rows}
+    trunk = bool(model.role and model.role.trunk_blocks)
+    use = Use.PAIRED if Use.PAIRED in uses else Use.MAIN if trunk or Use.DRAFT not in uses else Use.DRAFT
+    for row in rows:
+        if row.as_ is use and row.outcome is not Outcome.LOADS:
+            message = f"{row.runtime} {row.outcome} it as {use}: {row.message}"
+            findings.error("forecast", model.contents.name, message, None, row.source)
+
+
+def _estimate(model: Examined, draft: Examined | None, memory: Memory) -> Estimate | None:
+    if model.role is None:
+        return None
+    own = model.contents.get("context_length")
+    longest = own.value if own and isinstance(own.value, int) and own.value > 0 else CONTEXT
+    return estimate(
+        model.contents,
+        draft.contents if draft else None,
+        context=memory.context or min(longest, CONTEXT),
+        ubatch=memory.ubatch,
+        kv_type=memory.kv_type,
+        n_max=memory.n_max,
+    )

@@ -1,0 +1,198 @@
+"""Findings about the keys of a file: what is missing, of another type or length, under another name, out of range."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from difflib import get_close_matches
+from typing import Any
+
+from nextn.gguf_schema.architecture import FILE_TYPE, MAX_BLOCKS, Architecture, Without
+from nextn.gguf_schema.contents import Contents, Value
+from nextn.gguf_schema.nextn_architectures import (
+    ARCHITECTURE_NAMES,
+    COMMON_KEYS,
+    NEXTN_ARCHITECTURES,
+    OLD_SPELLINGS,
+    array_keys,
+)
+from nextn.gguf_schema.nextn_generic import BLOCK_COUNT, NEXTN_PREDICT_LAYERS, Declared
+from nextn.gguf_schema.reading import ARCHITECTURES, KeyProblem, Kind, read_hyperparameters
+from nextn.gguf_schema.types import ValueType
+from nextn.validators.findings import Findings
+from nextn.validators.role import RoleReport
+from nextn.validators.tokenizer import examine_tokenizer
+from nextn.validators.traps import JUDGED_BY_TRAPS, examine_traps
+from nextn.validators.wording import loader_of
+
+HPARAMS = "src/llama-model.cpp of llama.cpp b11549, load_hparams"
+READER = "src/llama-model-loader.cpp of llama.cpp b11549"
+
+# Prefixes of keys that are no architecture's.
+OTHER_PREFIXES = ("general.", "split.", "nextn.", "quantize.", "imatrix.", "adapter.", "clip.")
+SECTIONS_LENGTH = 4
+
+
+def examine_metadata(contents: Contents, report: RoleReport, findings: Findings) -> None:
+    """Add what is wrong with the keys of a file, by its architecture's tables or, without any, by the general rules."""
+    name = contents.architecture
+    if not _examine_architecture(contents, findings):
+        return
+    misplaced = _examine_prefixes(contents, findings)
+    _examine_ranges(contents, report.declared, misplaced, findings)
+    _examine_arrays(contents, report.declared, findings)
+    architecture = ARCHITECTURES.get(name)
+    if architecture:
+        h, problems = read_hyperparameters(architecture, contents)
+        _examine_keys(architecture, problems, misplaced, findings)
+        examine_traps(contents, h, report, findings)
+    if name in NEXTN_ARCHITECTURES:
+        _examine_experts(contents, findings)
+    examine_tokenizer(contents, findings)
+
+
+def _examine_architecture(contents: Contents, findings: Findings) -> bool:
+    """Whether the file says which architecture it is; a finding when llama.cpp does not know it."""
+    key, name = "general.architecture", contents.architecture
+    if not name:
+        value = contents.keys.get(key)
+        state = "is missing" if value is None else f"is {value.type_name}, want STRING"
+        findings.error("architecture-missing", key, f"{state}: nothing can load the file", None, READER)
+        return False
+    if name in ARCHITECTURE_NAMES:
+        return True
+    plain = {_plain(known): known for known in sorted(ARCHITECTURE_NAMES)}
+    meant = OLD_SPELLINGS.get(name) or plain.get(_plain(name))
+    if meant is None:
+        close = get_close_matches(_plain(name), plain, 1, 0.85)
+        meant = plain[close[0]] if close else None
+    message = f"llama.cpp b11549 knows no architecture {name!r}" + (f", did you mean {meant!r}" if meant else "")
+    remedy = None
+    if meant:
+        remedy = f"nextn relayout FILE -o FILE --to upstream writes {meant!r}, and {meant}.* for the keys {name}.*"
+    findings.error("architecture-spelling" if meant else "architecture-unknown", key, message, remedy, "glm5-next.md 8")
+    return True
+
+
+def _plain(name: str) -> str:
+    return name.replace("-", "").replace("_", "").lower()
+
+
+def _examine_ranges(contents: Contents, keys: Declared, misplaced: set[str], findings: Findings) -> None:
+    """Block counts that no loader takes: these end the process, without a message that helps."""
+    count, nextn = (f"{contents.architecture}.{key}" for key in (BLOCK_COUNT, NEXTN_PREDICT_LAYERS))
+    for key, value in ((count, contents.get(BLOCK_COUNT)), (nextn, contents.get(NEXTN_PREDICT_LAYERS))):
+        if value and value.type is not ValueType.UINT32:
+            findings.error("key-type", key, f"is {value.type_name}, want UINT32", None, READER)
+    if contents.get(BLOCK_COUNT) is None and BLOCK_COUNT not in misplaced:
+        findings.error("key-missing", count, "is missing: no loader reads the file without it", None, HPARAMS)
+    elif keys.block_count is not None and not 0 < keys.block_count <= MAX_BLOCKS:
+        message = f"is {keys.block_count}, want 1 to {MAX_BLOCKS}: llama.cpp b11549 aborts"
+        findings.error("block-count-range", count, message, None, HPARAMS)
+    if keys.block_count is not None and keys.heads > keys.block_count:
+        message = f"is {keys.heads}, more than the {keys.block_count} blocks of the file: llama.cpp b11549 aborts"
+        findings.error("nextn-range", nextn, message, "nextn repair FILE -o FILE", HPARAMS)
+    known = NEXTN_ARCHITECTURES.get(contents.architecture)
+    if known and known.heads == 1 and 1 < keys.heads <= (keys.block_count or 0):
+        message = f"is {keys.heads}: llama.cpp b11549 drafts with one head of this architecture, and aborts with more"
+        findings.warn("too-many-heads", nextn, message, "nextn split FILE -o DIR --heads 1", loader_of(known.name))
+
+
+def _examine_arrays(contents: Contents, keys: Declared, findings: Findings) -> None:
+    """The length of every array over blocks, by what the file declares: that is what a loader goes by."""
+    if keys.block_count is None or not keys.heads <= keys.block_count <= MAX_BLOCKS:
+        return
+    for name, rule in array_keys(contents.architecture).items():
+        value = contents.get(name)
+        if value is None or value.element is None:
+            continue
+        key, have = f"{contents.architecture}.{name}", len(value.items)
+        want = rule.length(keys.block_count, keys.heads)
+        if have == want or (rule.at_least and have > want):
+            continue
+        trunk = f"(trunk {keys.trunk_blocks} + nextn {keys.heads})" if want == keys.block_count else "(the trunk alone)"
+        message = f"length {have}, llama.cpp b11549 wants {want} {trunk}"
+        if rule.lenient and have > want:
+            findings.warn("array-length", key, f"{message} and ignores the rest", None, READER)
+        elif rule.lenient:
+            message += " and reads what is missing as 0, silently: other layers than the model's"
+            findings.error("array-length", key, message, "convert it again", READER)
+        else:
+            remedy = f"write one entry for each of {want} blocks; entries for heads are never guessed"
+            findings.error("array-length", key, message, remedy, READER)
+    sections = contents.get("rope.dimension_sections")
+    if sections and sections.element is not None and len(sections.items) != SECTIONS_LENGTH:
+        key = f"{contents.architecture}.rope.dimension_sections"
+        message = f"length {len(sections.items)}, llama.cpp b11549 wants {SECTIONS_LENGTH}"
+        findings.error("array-length", key, message, None, READER)
+
+
+def _examine_prefixes(contents: Contents, findings: Findings) -> set[str]:
+    """The known keys that are there only under a prefix that is not the file's architecture: no loader sees them."""
+    own = contents.architecture
+    known = set(COMMON_KEYS)
+    if architecture := ARCHITECTURES.get(own):
+        known |= {spec.name for spec in architecture.keys if spec is not FILE_TYPE}
+    foreign: dict[str, list[str]] = defaultdict(list)
+    for key in contents.keys:
+        if key.startswith((f"{own}.", *OTHER_PREFIXES)):
+            continue
+        prefix, dot, rest = key.partition(".")
+        while dot and rest not in known:
+            more, dot, rest = rest.partition(".")
+            prefix = f"{prefix}.{more}"
+        if dot:
+            foreign[prefix].append(rest)
+    misplaced: set[str] = set()
+    for prefix, names in foreign.items():
+        subject = f"{prefix}.{names[0] if len(names) == 1 else '*'}"
+        absent = [name for name in names if contents.get(name) is None]
+        misplaced.update(absent)
+        state = "which is missing" if absent else "which is there too"
+        message = f"known key under an unknown prefix, did you mean {own}.{(absent or names)[0]} ({state})"
+        if len(names) > 1:
+            message += f"; so are {len(names) - 1} more, {len(absent)} of {len(names)} missing under {own}"
+        add = findings.error if absent else findings.warn
+        add("foreign-prefix", subject, message, f"rename {prefix}.* to {own}.*", READER)
+    return misplaced
+
+
+def _examine_keys(
+    architecture: Architecture, problems: list[KeyProblem], misplaced: set[str], findings: Findings
+) -> None:
+    """What the tables of a family find, except what other rules report with more to say."""
+    passed_over = {BLOCK_COUNT, NEXTN_PREDICT_LAYERS, *misplaced, *JUDGED_BY_TRAPS.get(architecture.name, ())}
+    reason = loader_of(architecture.name)
+    for problem in problems:
+        name = problem.key.removeprefix(f"{architecture.name}.")
+        if problem.kind is Kind.LENGTH or (problem.kind is Kind.MISSING and name in passed_over):
+            continue
+        if problem.kind is Kind.TYPE and name in (BLOCK_COUNT, NEXTN_PREDICT_LAYERS):
+            continue
+        rule = "key-missing" if problem.kind is Kind.MISSING else "key-type"
+        message = f"{problem.message}: llama.cpp b11549 {problem.without}"
+        add = findings.note if problem.without is Without.TOLERATES else findings.error
+        add(rule, problem.key, message, "take the value from the source's config.json: nextn convert", reason)
+
+
+def _examine_experts(contents: Contents, findings: Findings) -> None:
+    """Numbers of experts on which the loader asserts."""
+    prefix = contents.architecture
+    experts, used = _number(contents.get("expert_count")), contents.get("expert_used_count")
+    most = max((item for item in used.items if isinstance(item, int)), default=0) if used else 0
+    groups = _number(contents.get("expert_group_count"))
+    by_tables = prefix in ARCHITECTURES  # Those report a missing key themselves.
+    if experts and most == 0:
+        message = f"is {0 if used else 'missing'} with {experts} experts: llama.cpp b11549 aborts"
+        if used or not by_tables:
+            findings.error("expert-count", f"{prefix}.expert_used_count", message, None, HPARAMS)
+    elif most > experts and (contents.get("expert_count") or not by_tables):
+        message = f"is {most}, more than the {experts} experts: llama.cpp b11549 aborts"
+        findings.error("expert-count", f"{prefix}.expert_used_count", message, None, HPARAMS)
+    if experts and groups >= experts:
+        message = f"is {groups}, not fewer than the {experts} experts: llama.cpp b11549 aborts"
+        findings.error("expert-count", f"{prefix}.expert_group_count", message, None, HPARAMS)
+
+
+def _number(value: Value | None) -> int:
+    held: Any = value.value if value else 0
+    return held if isinstance(held, int) else 0

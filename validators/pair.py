@@ -1,0 +1,267 @@
+"""Findings about a pair: does this head belong to this trunk?
+
+llama.cpp compares only the width of the hidden rows when a head drafts; everything else it takes on trust, and a wrong
+pair drafts nonsense without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from nextn.gguf_schema.architecture import Role
+from nextn.gguf_schema.contents import Contents, Scalar, Value
+from nextn.gguf_schema.layouts import layout_of
+from nextn.gguf_schema.nextn_architectures import NEXTN_ARCHITECTURES, OLD_SPELLINGS
+from nextn.gguf_schema.nextn_generic import (
+    BLOCK_COUNT,
+    EMBEDDING,
+    NEXTN_PREDICT_LAYERS,
+    OUTPUT,
+    TARGET_EMBEDDING_SHA256,
+    TARGET_NAME,
+    TOKENS,
+    blocks_of,
+    role_of,
+)
+from nextn.gguf_schema.values import StoredArray
+from nextn.validators.findings import Findings
+from nextn.validators.wording import dims
+
+PRE, MODEL, TYPES = "tokenizer.ggml.pre", "tokenizer.ggml.model", "tokenizer.ggml.token_type"
+WIDTH, STREAMS = "embedding_length", "hyper_connection.count"
+UNUSED = 5  # the type of tokens that only fill a vocabulary up
+REASON = "step35.md 7.3"
+
+# Keys that say what is in a file, or that another check compares.
+_OWN_KEYS = frozenset({BLOCK_COUNT, NEXTN_PREDICT_LAYERS, WIDTH, STREAMS, "vocab_size"})
+# Keys that may differ without changing what the head computes.
+_HARMLESS = frozenset({"context_length"})
+
+
+def examine_pair(trunk: Contents, draft: Contents, findings: Findings, *, n_max: int | None = None) -> None:
+    """Judge whether the head in `draft` can draft for the model in `trunk`, up to `n_max` tokens at a time."""
+    roles = _examine_roles(trunk, draft, findings)
+    if trunk.architecture != draft.architecture:
+        message = f"is of architecture {draft.architecture!r}, the trunk of {trunk.architecture!r}"
+        remedy = None
+        for old, new in ((trunk, draft), (draft, trunk)):
+            if OLD_SPELLINGS.get(old.architecture) == new.architecture:
+                remedy = f"nextn relayout {old.name} -o FILE --to upstream"
+        findings.error("pair-architecture", draft.name, message, remedy, REASON)
+        return
+    if roles is None:
+        return
+    _examine_widths(trunk, draft, findings)
+    _examine_blocks(trunk, draft, findings)
+    _examine_vocabulary(trunk, draft, findings)
+    _examine_keys(trunk, draft, findings)
+    _examine_layouts(trunk, draft, findings)
+    _examine_borrowing(trunk, draft, findings)
+    _examine_target(trunk, draft, findings)
+    if n_max is not None:
+        _examine_length(draft, n_max, findings)
+
+
+def examine_target_hash(draft: Contents, embedding_sha256: str, findings: Findings) -> None:
+    """Compare the hash of the trunk's embedding with what the head recorded of its target, if it did."""
+    recorded = _text(draft, TARGET_EMBEDDING_SHA256)
+    if recorded and recorded != embedding_sha256:
+        message = f"was made for an embedding of sha256 {recorded[:16]}…, the trunk's is {embedding_sha256[:16]}…"
+        remedy = "Of no account when the trunk was quantized otherwise; else fetch the head of this trunk."
+        findings.note("pair-target-hash", draft.name, message, remedy, "design: shared sidecars")
+
+
+def _examine_roles(trunk: Contents, draft: Contents, findings: Findings) -> tuple[Role, Role] | None:
+    have, heads = role_of(trunk), role_of(draft)
+    if have and heads and have.has_trunk and heads.has_head:
+        return have, heads
+    swapped = have and heads and heads.has_trunk and have.has_head
+    remedy = "The two files are the other way round." if swapped else None
+    if not have or not have.has_trunk:
+        message = f"is {have or 'no model'}, want a file with a trunk: this is a draft head, give its trunk"
+        findings.error("pair-no-trunk", trunk.name, message, remedy, REASON)
+    if not heads or not heads.has_head:
+        message = f"is {heads or 'no model'}, want a file with a head: nothing in it can draft"
+        findings.error("pair-no-head", draft.name, message, remedy, REASON)
+    return None
+
+
+def _examine_widths(trunk: Contents, draft: Contents, findings: Findings) -> None:
+    for key, rule, what in (
+        (WIDTH, "pair-width", "hidden rows of {} values"),
+        (STREAMS, "pair-streams", "hidden rows of {} residual streams"),
+    ):
+        have, want = (_number(contents, key) for contents in (draft, trunk))
+        if have != want:
+            message = f"takes {what.format(_shown(have))}, the trunk gives {what.format(_shown(want))}"
+            findings.error(rule, draft.name, message, None, REASON)
+
+
+def _examine_blocks(trunk: Contents, draft: Contents, findings: Findings) -> None:
+    (have, _), (want, _) = blocks_of(draft), blocks_of(trunk)
+    known = NEXTN_ARCHITECTURES.get(draft.architecture)
+    if have != want and not (known and known.whole):
+        message = f"its head begins at blk.{have}, the trunk has {want} blocks, so that it belongs at blk.{want}"
+        findings.error("pair-blocks", draft.name, message, None, "step35.md 6.7")
+
+
+def _examine_vocabulary(trunk: Contents, draft: Contents, findings: Findings) -> None:
+    ours, theirs = (contents.keys.get(TOKENS) for contents in (trunk, draft))
+    if ours and theirs and not _same(ours.items, theirs.items):
+        _examine_tokens(ours.items, theirs.items, draft, findings)
+    elif bool(ours) != bool(theirs):
+        message = f"{'has a' if theirs else 'has no'} vocabulary, the trunk {'has one' if ours else 'has none'}"
+        findings.error("pair-vocabulary", draft.name, message, None, REASON)
+    kinds = [contents.keys.get(TYPES) for contents in (trunk, draft)]
+    if kinds[0] and kinds[1] and not _same(kinds[0].items, kinds[1].items):
+        index = _first_difference(kinds[0].items, kinds[1].items)
+        if index < min(len(kinds[0].items), len(kinds[1].items)):
+            message = f"token {index} is of type {kinds[1].items[index]}, in the trunk of type {kinds[0].items[index]}"
+            findings.warn("pair-token-types", TYPES, message, None, REASON)
+    for key, rule, what in ((MODEL, "pair-tokenizer", "tokenizer"), (PRE, "pair-pre-tokenizer", "pre-tokenizer")):
+        have, want = _text(draft, key), _text(trunk, key)
+        if have != want:
+            message = f"the head has {what} {_shown(have or None)}, the trunk {_shown(want or None)}"
+            findings.error(rule, key, message, None, REASON)
+    _examine_special_tokens(trunk, draft, findings)
+
+
+def _examine_special_tokens(trunk: Contents, draft: Contents, findings: Findings) -> None:
+    for key in sorted({key for contents in (trunk, draft) for key in contents.keys if _is_special(key)}):
+        have, want = (contents.keys[key].value if key in contents.keys else None for contents in (draft, trunk))
+        if have != want:
+            message = f"is {_shown(have)} in the head, {_shown(want)} in the trunk"
+            add = findings.error if key.endswith("_id") else findings.warn
+            add("pair-special-token", key, message, None, REASON)
+
+
+def _examine_tokens(ours: Sequence[Scalar], theirs: Sequence[Scalar], draft: Contents, findings: Findings) -> None:
+    """Say where two token tables differ; one that is only filled up further is fine."""
+    index = _first_difference(ours, theirs)
+    if index < min(len(ours), len(theirs)):
+        message = f"token {index} is {theirs[index]!r}, in the trunk {ours[index]!r}: ids mean other tokens"
+        findings.error("pair-tokens", TOKENS, message, None, REASON)
+        return
+    message = f"has {len(theirs)} tokens, the trunk {len(ours)}"
+    longer = ours if len(ours) > len(theirs) else theirs
+    if all(str(token).startswith("[PAD") for token in longer[index:]):
+        findings.note("pair-vocabulary-padded", draft.name, f"{message}: the rest is padding", None, REASON)
+    else:
+        findings.error("pair-vocabulary-size", draft.name, f"{message}: not all of the rest is padding", None, REASON)
+
+
+def _examine_keys(trunk: Contents, draft: Contents, findings: Findings) -> None:
+    prefix = f"{trunk.architecture}."
+    blocks, _ = blocks_of(trunk)
+    for key, theirs in draft.keys.items():
+        ours, name = trunk.keys.get(key), key.removeprefix(prefix)
+        if ours is None or not key.startswith(prefix) or name in _OWN_KEYS:
+            continue
+        difference = _difference(ours, theirs, blocks)
+        if difference and name in _HARMLESS:
+            findings.warn("pair-key-harmless", key, difference, None, REASON)
+        elif difference:
+            findings.error("pair-key", key, difference, None, "step35.md 7.5")
+
+
+def _difference(ours: Value, theirs: Value, blocks: int) -> str | None:
+    """How two values of a key differ; of arrays over blocks the trunk's entries count, one value is for all."""
+    if ours.element is None and theirs.element is None:
+        same = ours.value == theirs.value
+        return None if same else f"is {_shown(theirs.value)} in the head, {_shown(ours.value)} in the trunk"
+    have, want = (_entries(value, blocks) for value in (theirs, ours))
+    for index, (their, our) in enumerate(zip(have, want, strict=False)):
+        if their != our:
+            return f"entry {index} is {_shown(their)} in the head, {_shown(our)} in the trunk"
+    return None
+
+
+def _entries(value: Value, blocks: int) -> Sequence[Scalar]:
+    return [*value.items] * blocks if value.element is None else value.items[:blocks]
+
+
+def _examine_layouts(trunk: Contents, draft: Contents, findings: Findings) -> None:
+    have, want = layout_of(draft).id, layout_of(trunk).id
+    # A trunk names nothing that forks name otherwise.
+    if have != want and role_of(trunk) is Role.COMBINED:
+        message = f"is in layout {have}, the trunk in layout {want}: a runtime that knows one may not know the other"
+        remedy = f"nextn relayout {draft.name} -o FILE --to {want}"
+        findings.warn("pair-layout", draft.name, message, remedy, "qwen4exp.md 6.5")
+
+
+def _examine_borrowing(trunk: Contents, draft: Contents, findings: Findings) -> None:
+    for name in (EMBEDDING, OUTPUT):
+        lent, own = trunk.tensors.get(name), draft.tensors.get(name)
+        if own is not None:
+            if lent is not None and lent.ne != own.ne:
+                message = f"has dimensions {dims(own.ne)} in the head, {dims(lent.ne)} in the trunk"
+                findings.error("pair-shape", name, message, None, REASON)
+        elif role_of(draft) is Role.MTP_SHARED:
+            _examine_loan(trunk, draft, name, findings)
+
+
+def _examine_loan(trunk: Contents, draft: Contents, name: str, findings: Findings) -> None:
+    """Whether the trunk has a tensor that the head borrows, and of the right dimensions."""
+    lent = trunk.tensors.get(name)
+    if lent is None:
+        if name == OUTPUT and EMBEDDING in trunk.tensors:
+            message = "the head borrows it and the trunk has none: it lends the embedding instead"
+            findings.note("pair-lends-tied", name, message, None, "qwen4exp.md 7.3")
+            return
+        message = f"{draft.name} borrows it, and the trunk has none"
+        findings.error("pair-nothing-to-lend", name, message, "nextn join --emit mtp", "qwen4exp.md 7.3")
+        return
+    tokens, width = draft.keys.get(TOKENS), _number(draft, WIDTH)
+    if width is not None and tokens is not None and lent.ne != (width, len(tokens.items)):
+        want = dims((width, len(tokens.items)))
+        message = f"the head borrows dimensions {want}, the trunk has {dims(lent.ne)}"
+        findings.error("pair-lends-other-shape", name, message, None, "qwen4exp.md 7.3")
+
+
+def _examine_target(trunk: Contents, draft: Contents, findings: Findings) -> None:
+    recorded, name = _text(draft, TARGET_NAME), _text(trunk, "general.name")
+    if recorded and recorded != name:
+        message = f"was made for {recorded!r}, the trunk is {_shown(name or None)}"
+        findings.note("pair-target-name", draft.name, message, None, "design: shared sidecars")
+
+
+def _examine_length(draft: Contents, n_max: int, findings: Findings) -> None:
+    """Chained heads draft one token each; a single head is used again for every token."""
+    _, heads = blocks_of(draft)
+    if 1 < heads < n_max:
+        message = f"has {heads} chained heads: drafts of {n_max} tokens are cut to {heads}"
+        findings.note("pair-draft-length", draft.name, message, f"Ask for drafts of at most {heads}.", "step35.md 5.3")
+
+
+def _is_special(key: str) -> bool:
+    return key.startswith("tokenizer.ggml.") and (key.endswith("_token_id") or key.startswith("tokenizer.ggml.add_"))
+
+
+def _same(a: Sequence[Scalar], b: Sequence[Scalar]) -> bool:
+    """Whether two arrays are equal; those in files are compared as they are stored."""
+    if isinstance(a, StoredArray) and isinstance(b, StoredArray) and a.element is b.element:
+        return (a.length, a.nbytes) == (b.length, b.nbytes) and a.raw() == b.raw()
+    return tuple(a) == tuple(b)
+
+
+def _first_difference(a: Sequence[Scalar], b: Sequence[Scalar]) -> int:
+    """The first index at which two arrays differ: the length of the shorter one when it begins the other."""
+    return next(_differences(a, b), min(len(a), len(b)))
+
+
+def _differences(a: Sequence[Scalar], b: Sequence[Scalar]) -> Iterator[int]:
+    return (index for index, (one, other) in enumerate(zip(a, b, strict=False)) if one != other)
+
+
+def _number(contents: Contents, key: str) -> int | None:
+    value = contents.get(key)
+    return value.value if value and isinstance(value.value, int) else None
+
+
+def _text(contents: Contents, key: str) -> str:
+    value = contents.keys.get(key)
+    return value.value if value and isinstance(value.value, str) else ""
+
+
+def _shown(value: object) -> str:
+    return "none" if value is None else repr(value)

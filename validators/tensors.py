@@ -1,0 +1,252 @@
+"""Findings about the tensors of a file: missing, unexpected, of another shape or of a type that does not compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from nextn.gguf_schema.architecture import Architecture, Hyperparameters, Role, TensorSpec, Without, block_of
+from nextn.gguf_schema.contents import Contents, TensorInfo
+from nextn.gguf_schema.layouts import UPSTREAM, layout_of
+from nextn.gguf_schema.nextn_generic import EMBEDDING, OUTPUT
+from nextn.gguf_schema.reading import ARCHITECTURES, read_hyperparameters
+from nextn.gguf_schema.types import F32
+from nextn.validators.blocks import examine_blocks
+from nextn.validators.findings import Findings
+from nextn.validators.kinds import as_shown
+from nextn.validators.role import RoleReport
+from nextn.validators.traps import NGRAM_TABLE
+from nextn.validators.wording import dims, loader_of
+
+EIGHT_BITS = 8
+READER = "src/llama-model-loader.cpp of llama.cpp b11549"
+
+# Matrices that upstream stores in F32, where another type computes but loses what the router or the indexer needs.
+PRECISE = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "indexer.proj.weight")
+# Tensors of more than one dimension that are added or convolved, for which there is no operation in other types.
+F32_ONLY = ("_norm.weight", "conv1d.weight", "conv1d_q.weight", "conv1d_k.weight", "conv1d_v.weight", "_ape.weight")
+
+# Tensors that loaders take in one piece: the joined tensor, its parts in order, joined along the second dimension.
+FUSED: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
+    "step35": (("attn_qkv.weight", ("attn_q.weight", "attn_k.weight", "attn_v.weight")),),
+    "qwen4exp": (
+        ("attn_qkv.weight", ("attn_q.weight", "attn_k.weight", "attn_v.weight")),
+        ("ffn_gate_up_exps.weight", ("ffn_gate_exps.weight", "ffn_up_exps.weight")),
+    ),
+}
+# What the loaders of all families read beside the tables, when it is there.
+READ_IF_THERE = ("attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_qkv.bias")
+COMPANIONS = (".scale", ".input_scale")
+# A file of heads may hold the trunk's mixer: it is read, and of no use.
+UNUSED_IN_HEAD = {"qwen4exp": ("output_hc_norm.weight", "output_hc_down.weight", "output_hc_up.weight")}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A tensor that the tables want: its dimensions as far as the keys tell them, and its specification.
+
+    It is not `certain` when the keys do not tell whether the block has it.
+    """
+
+    name: str
+    ne: tuple[int, ...] | None
+    spec: TensorSpec
+    certain: bool = True
+
+
+def examine_tensors(contents: Contents, report: RoleReport, findings: Findings) -> None:
+    """Add what is wrong with the tensors, by the tables of the three families, or by what heads have in common."""
+    for tensor in contents:
+        if tensor.type.known and tensor.ne and tensor.ne[0] % tensor.type.block:
+            message = (
+                f"rows of {tensor.ne[0]} cannot be {tensor.type.name}, which comes in blocks of {tensor.type.block}"
+            )
+            findings.error("tensor-rows", tensor.name, message, "nextn retype FILE -o FILE --outtype f16", READER)
+    architecture = ARCHITECTURES.get(contents.architecture)
+    if architecture is None:
+        examine_blocks(contents, report, findings)
+    elif report.role is not None:
+        _examine_family(architecture, contents, report.role, report, findings)
+
+
+def _examine_family(
+    architecture: Architecture, contents: Contents, role: Role, report: RoleReport, findings: Findings
+) -> None:
+    h = as_shown(contents, read_hyperparameters(architecture, contents)[0])
+    layout = layout_of(contents).id
+    wanted = {tensor.name: tensor for tensor in _wanted(architecture, contents, h, role)}
+    _join_fused(architecture, contents, wanted)
+    for tensor in wanted.values():
+        info = contents.tensors.get(tensor.name)
+        if info is None:
+            if tensor.certain and tensor.name not in report.explained:
+                _missing(architecture, role, tensor, layout, findings)
+            continue
+        _examine_shape(architecture, tensor, info, findings)
+        _examine_type(architecture, tensor, info, findings)
+    _unexpected(architecture, contents, report, layout, wanted, findings)
+
+
+def _wanted(architecture: Architecture, contents: Contents, h: Hyperparameters, role: Role) -> Iterator[Wanted]:
+    """The tensors of the tables for the blocks that are there; what the keys do not tell is left out."""
+    held = {block for name in contents.tensors if (block := block_of(name)) is not None}
+    blocks = [-1, *(i for i in h.blocks(role) if i in held)]
+    if role is Role.TRUNK:
+        blocks = [-1, *sorted(held)]
+    for i in blocks:
+        for spec in architecture.tensors:
+            if spec.per_block is (i < 0) or (i < 0 and role not in spec.roles):
+                continue
+            applies = _applies(spec, h, i)
+            if applies is not False:
+                yield Wanted(spec.name.format(i=i), _dimensions(spec, h, i), spec, certain=applies is True)
+
+
+def _applies(spec: TensorSpec, h: Hyperparameters, block: int) -> bool | None:
+    """Whether the block has the tensor; None when a key that tells is missing, or too short."""
+    try:
+        return spec.when(h, block)
+    except (TypeError, IndexError):
+        return None
+
+
+def _dimensions(spec: TensorSpec, h: Any, block: int) -> tuple[int, ...] | None:
+    if spec.name == "rope_freqs.weight":
+        return _rope_factors(h)
+    try:
+        return spec.ne(h, block)
+    except (TypeError, IndexError):
+        return None
+
+
+def _rope_factors(h: Any) -> tuple[int, ...] | None:
+    """One factor for each pair of dimensions that any layer of the trunk rotates: half of them in a full layer."""
+    length, pattern = h.attention_key_length, (h.attention_sliding_window_pattern or ())[: h.trunk_blocks]
+    if not length or not pattern:
+        return None
+    return (length // 2 if any(pattern) else length // 4,)
+
+
+def _join_fused(architecture: Architecture, contents: Contents, wanted: dict[str, Wanted]) -> None:
+    """Where a file has the tensors of a block in one piece, want that piece instead of the parts."""
+    for joined, parts in FUSED.get(architecture.name, ()):
+        for name in [name for name in contents.tensors if name.endswith(f".{joined}") and name not in wanted]:
+            block = name.removesuffix(joined)
+            pieces = [wanted[f"{block}{part}"] for part in parts if f"{block}{part}" in wanted]
+            if len(pieces) != len(parts) or any(piece.name in contents.tensors for piece in pieces):
+                continue
+            shapes = [piece.ne for piece in pieces]
+            first = shapes[0]
+            known = [ne for ne in shapes if ne is not None]
+            ne = None
+            if first is not None and len(known) == len(shapes):
+                ne = (first[0], sum(ne[1] for ne in known), *first[2:])
+            wanted[name] = Wanted(name, ne, pieces[0].spec)
+            for piece in pieces:
+                del wanted[piece.name]
+
+
+def _missing(architecture: Architecture, role: Role, tensor: Wanted, layout: str, findings: Findings) -> None:
+    spec = tensor.spec
+    without = spec.without if role.has_trunk else spec.without_in_head or spec.without
+    if spec.optional:
+        return
+    message = f"is missing: llama.cpp b11549 {without}"
+    if tensor.name == OUTPUT and without is Without.WRONG:
+        message = f"is missing: llama.cpp b11549 silently takes {EMBEDDING} for it, right only for a tied model"
+    remedy = "take it from the source (nextn convert) or from the file it was cut from"
+    if not role.has_trunk and tensor.name in (EMBEDDING, OUTPUT):
+        remedy = "nextn join TRUNK HEAD -o FILE --emit mtp takes it from the trunk"
+    elif layout != UPSTREAM:
+        remedy = f"the file is in the layout {layout}: nextn relayout FILE -o FILE --to upstream"
+    add = findings.note if without is Without.TOLERATES else findings.error
+    add("tensor-missing", tensor.name, message, remedy, loader_of(architecture.name))
+
+
+def _examine_shape(architecture: Architecture, tensor: Wanted, info: TensorInfo, findings: Findings) -> None:
+    if tensor.ne is None or info.ne == tensor.ne:
+        return
+    message = f"has dimensions {dims(info.ne)}, want {dims(tensor.ne)}"
+    elements = 1
+    for n in tensor.ne:
+        elements *= n
+    if _plain(info.ne) == _plain(tensor.ne) or (tensor.spec.reshape and info.elements == elements):
+        findings.note("tensor-reshaped", info.name, f"{message}: loaders take both", None, loader_of(architecture.name))
+        return
+    message += ": llama.cpp b11549 refuses the file ('has wrong shape')"
+    findings.error("tensor-shape", info.name, message, "convert it again", loader_of(architecture.name))
+
+
+def _plain(ne: tuple[int, ...]) -> tuple[int, ...]:
+    """Dimensions without ones at the end, which GGUF may leave out."""
+    while len(ne) > 1 and ne[-1] == 1:
+        ne = ne[:-1]
+    return ne
+
+
+def _examine_type(architecture: Architecture, tensor: Wanted, info: TensorInfo, findings: Findings) -> None:
+    spec, type_ = tensor.spec, info.type
+    if not type_.known or type_ == F32:
+        return
+    reason, remedy = loader_of(architecture.name), f"nextn retype FILE -o FILE --tensor-type {info.name}=f32"
+    if spec.f32 and (len(_plain(info.ne)) == 1 or info.name.endswith(F32_ONLY)) and not info.name.endswith(PRECISE):
+        message = f"is {type_.name}, want F32: llama.cpp aborts when it computes with it (unsupported types)"
+        findings.error("tensor-type", info.name, message, remedy, reason)
+    elif spec.f32 and info.name.endswith(PRECISE):
+        message = f"is {type_.name}, upstream stores it in F32: it computes, and picks other experts or blocks"
+        findings.warn("tensor-type", info.name, message, remedy, reason)
+    elif (spec.f32 or spec.eight_bits) and type_.bits < EIGHT_BITS:
+        message = f"is {type_.name}, which has {type_.bits:g} bits: below the 8 that a structural tensor needs"
+        remedy = f"nextn convert keeps it at Q8_0; quantize from the source with --tensor-type {info.name}=q8_0"
+        findings.warn("tensor-below-floor", info.name, message, remedy, "quantization policy of published files")
+
+
+def _unexpected(
+    architecture: Architecture,
+    contents: Contents,
+    report: RoleReport,
+    layout: str,
+    wanted: dict[str, Wanted],
+    findings: Findings,
+) -> None:
+    """Tensors that no table wants: the loader counts what it asked for, and refuses a file that has more."""
+    reason, role = loader_of(architecture.name), report.role or Role.COMBINED
+    mixer = f"blk.{report.first_head}.nextn.hc_head_norm.weight" in contents.tensors
+    for name in contents.tensors:
+        if name in wanted:
+            continue
+        local = name.split(".", 2)[-1] if block_of(name) is not None else name
+        weight = next((f"{name.removesuffix(end)}.weight" for end in COMPANIONS if name.endswith(end)), None)
+        if name == NGRAM_TABLE and role.has_trunk:
+            continue  # Its keys are missing, which is a finding about them.
+        if weight in wanted and role.has_trunk and ".nextn." in name:
+            message = "is asked for only where heads are loaded: as a main model llama.cpp b11549 refuses the file"
+            findings.error("tensor-unexpected", name, message, "write the file without it", reason)
+            continue
+        if weight in wanted or local in READ_IF_THERE or _is_optional_part(architecture, contents, name):
+            continue
+        if role is Role.MTP_SHARED and name in (EMBEDDING, OUTPUT):
+            message = "is there, but a shared sidecar borrows it from its target"
+            findings.warn("tensor-unexpected", name, message, None, "design: mtp-shared")
+        elif not role.has_trunk and mixer and name in UNUSED_IN_HEAD.get(architecture.name, ()):
+            message = "is the trunk's: llama.cpp b11549 reads it and does not use it in a file of heads"
+            findings.note("tensor-unexpected", name, message, "nextn split FILE -o DIR --emit mtp", reason)
+        else:
+            message = f"is not a tensor of {_part(role)}: llama.cpp b11549 stops with 'wrong number of tensors'"
+            remedy = "write the file without it"
+            if layout != UPSTREAM:
+                remedy = f"the file is in the layout {layout}: nextn relayout FILE -o FILE --to upstream"
+            findings.error("tensor-unexpected", name, message, remedy, reason)
+
+
+def _is_optional_part(architecture: Architecture, contents: Contents, name: str) -> bool:
+    """Whether the loader reads the tensor although its block is said to do without: an indexer that is left unused."""
+    block = block_of(name)
+    if architecture.name != "glm5-next" or block is None or ".indexer" not in name:
+        return False
+    return f"blk.{block}.attn_kv_a_mqa.weight" in contents.tensors
+
+
+def _part(role: Role) -> str:
+    return {Role.COMBINED: "a combined file", Role.TRUNK: "a trunk"}.get(role, "a file of heads")
