@@ -58,7 +58,7 @@ def require_scales(sources: Iterable[SourceTensor], checkpoint: Checkpoint) -> N
 def _quantization(checkpoint: Checkpoint) -> Mapping[str, Any]:
     """How config.json says that the weights are quantized; empty when it does not."""
     for config in (checkpoint.text_config, checkpoint.config):
-        if isinstance(held := config.get("quantization_config"), Mapping):
+        if isinstance(held := config.get("quantization_config"), Mapping) and held:
             return held
     return {}
 
@@ -89,7 +89,9 @@ def _scaled(weight: SourceTensor, scale: SourceTensor, block: tuple[int, int]) -
             subject=scale.name,
             remedy="check quantization_config.weight_block_size in config.json",
         )
-    return replace(weight, scale=scale, block=block)
+    # A block is never larger than its matrix, whatever the configuration says: readers make arrays of its size.
+    rows, columns = (max(min(size, length), 1) for size, length in zip(weight.shape[-2:], block, strict=True))
+    return replace(weight, scale=scale, block=(rows, columns))
 
 
 def _lonely(name: str, what: str, other: str, kind: str, checkpoint: Checkpoint) -> InputError:

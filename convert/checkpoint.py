@@ -6,14 +6,16 @@ Nothing here unpickles, imports code from the checkpoint or reads payload before
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+import reprlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any, cast
 
-from nextn.convert.safetensors_header import DTYPE_BYTES, Entry, parse_header
+from nextn.convert.safetensors_header import DTYPE_BYTES, Entry, parse_header, unique_names
 from nextn.gguf_schema.contents import ByteSource, LocalFile
 from nextn.gguf_schema.errors import InputError, counted, listed
 from nextn.validators.findings import Finding, Findings, Severity
@@ -85,9 +87,11 @@ class Checkpoint:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; InputError when it is missing, unreadable or not an object."""
+    """The JSON object in a file; InputError when it is missing, unreadable, no object, or names something twice."""
+    if path.exists() and not path.is_file():
+        raise InputError("unreadable", "is not a regular file", subject=str(path))
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique_names)
     except FileNotFoundError as error:
         raise InputError("no-file", "is missing", subject=str(path)) from error
     except OSError as error:
@@ -97,6 +101,16 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError("bad-json", "holds no JSON object", subject=str(path))
     return cast(dict[str, Any], content)
+
+
+def shown(value: object) -> str:
+    """A value for messages, cut short before it is spelled out: a short file can hold a very long one."""
+    short = reprlib.Repr()
+    short.maxlevel, short.maxstring, short.maxother = 2, 60, 60
+    try:
+        return short.repr(value)[:120]
+    except ValueError:
+        return "a very long number"
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -132,7 +146,13 @@ def _weight_map(folder: Path) -> dict[str, str]:
 
 
 def _part_names(folder: Path, weight_map: Mapping[str, str]) -> list[str]:
-    present = {path.name for path in folder.glob("*.safetensors")}
+    found = list(folder.glob("*.safetensors"))
+    if odd := sorted(path for path in found if not path.is_file()):
+        what = "is a link to a file that is not there" if odd[0].is_symlink() and not odd[0].exists() else "is no file"
+        raise InputError(
+            "not-a-shard", what, subject=str(odd[0]), remedy="download it again, or remove it if it does not belong"
+        )
+    present = {path.name for path in found}
     if not present and any((folder / name).exists() for name in PICKLES):
         raise InputError(
             "pickle",
@@ -142,7 +162,29 @@ def _part_names(folder: Path, weight_map: Mapping[str, str]) -> list[str]:
         )
     if not weight_map and not present:
         raise InputError("no-weights", "holds no .safetensors file", subject=str(folder))
+    if not weight_map:
+        _refuse_gaps(folder, present)
     return sorted(present | set(weight_map.values()))
+
+
+NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
+
+
+def _refuse_gaps(folder: Path, names: Iterable[str]) -> None:
+    """Without an index the names of shards alone tell that one is missing."""
+    numbered = [match.groups() for name in names if (match := NUMBERED.fullmatch(name))]
+    for stem, count in {(stem, count) for stem, _, count in numbered}:
+        there = {number for s, number, c in numbered if (s, c) == (stem, count)}
+        missing = [
+            f"{stem}-{n:05d}-of-{count}.safetensors" for n in range(1, int(count) + 1) if f"{n:05d}" not in there
+        ]
+        if missing:
+            raise InputError(
+                "missing-shard",
+                f"{counted(len(missing), 'shard')} of {int(count)} not there: {listed(missing)}",
+                subject=str(folder),
+                remedy=f"download what is missing, and {INDEX}",
+            )
 
 
 def _header(path: Path) -> tuple[LocalFile, dict[str, Entry]]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from nextn.convert.checkpoint import SourceTensor
+from nextn.convert.checkpoint import SourceTensor, shown
 from nextn.convert.mapping import Names
 from nextn.convert.special_tokens import Style
 from nextn.convert.transforms import Recipe
@@ -25,6 +25,12 @@ INTEGER_DTYPES = {"I64": "<i8", "I32": "<i4"}
 
 # `expert_gating_func` by the names that configurations use.
 GATING = {"softmax": 1, "sigmoid": 2}
+
+# Files hold numbers as float32.
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+# Keys that no file holds, with the values that runtimes compute with; another value is another model.
+Fixed = Mapping[str, tuple[Any, ...]]
 
 _REQUIRED = object()
 
@@ -53,19 +59,28 @@ class Facts:
         return range(self.trunk_blocks + self.nextn_blocks)
 
     def get(self, *keys: str, default: Any = _REQUIRED) -> Any:
-        """The first of these configuration keys that is present and not null; dots descend into objects.
+        """The first of these spellings of a key that is neither absent, null nor `{}`; dots descend into objects.
 
-        Raises InputError naming the first key when none is there and no default is given.
+        A warning tells when another spelling says something else. Raises InputError naming the first key when none is
+        there and no default is given.
         """
-        for key in keys:
-            held: Any = self.config
-            for step in key.split("."):
-                held = held.get(step) if isinstance(held, Mapping) else None
-            if held is not None:
-                return held
-        if default is _REQUIRED:
-            raise InputError("config-key", f"config.json lacks {' or '.join(keys)}", subject=keys[0])
-        return default
+        values = {key: value for key in keys if (value := self._held(key)) not in (None, {})}
+        if not values:
+            if default is _REQUIRED:
+                raise InputError("config-key", f"config.json lacks {' or '.join(keys)}", subject=keys[0])
+            return default
+        (first, value), *others = values.items()
+        for key, other in others:
+            if not _agree(value, other):
+                message = f"is {shown(value)}, but {key} is {shown(other)}; the former counts"
+                self.findings.warn("config-spellings", first, message)
+        return value
+
+    def _held(self, key: str) -> Any:
+        held: Any = self.config
+        for step in key.split("."):
+            held = held.get(step) if isinstance(held, Mapping) else None
+        return held
 
     def integer(self, *keys: str, default: Any = _REQUIRED, least: int = 0) -> Any:
         """As `get`, for a whole number from `least` on that fits 32 bits (or the default)."""
@@ -75,13 +90,33 @@ class Facts:
         return value
 
     def number(self, *keys: str, default: Any = _REQUIRED, above: float = -inf) -> Any:
-        """As `get`, for a finite number greater than `above` (or the default)."""
+        """As `get`, for a number greater than `above` that fits 32 bits (or the default)."""
         value = self.get(*keys, default=default)
         if value is default:
             return value
-        if type(value) not in (int, float) or not above < value < inf:
+        if not _is_number(value) or not above < value:
             raise _unfit(keys[0], value, "a number" + (f" above {above:g}" if above > -inf else ""))
         return float(value)
+
+    def numbers(self, *keys: str) -> list[float]:
+        """As `get`, for a list of numbers from 0 on that fit 32 bits; null is 0."""
+        values = [0 if value is None else value for value in self.sequence(*keys)]
+        if odd := [value for value in values if not _is_number(value) or value < 0]:
+            raise _unfit(keys[0], odd[0], "numbers from 0 on")
+        return [float(value) for value in values]
+
+    def flag(self, *keys: str, default: bool) -> bool:
+        """As `get`, for true or false."""
+        value = self.get(*keys, default=default)
+        if not isinstance(value, bool):
+            raise _unfit(keys[0], value, "true or false")
+        return value
+
+    def used_experts(self, *keys: str, of: int) -> int:
+        """As `integer`, for the number of experts that a token goes through."""
+        used = self.integer(*keys, least=1)
+        self.require(used <= of, keys[0], f"is {used}, but there are {of} experts")
+        return int(used)
 
     def word(self, *keys: str, default: str) -> str:
         """As `get`, for a string."""
@@ -109,6 +144,14 @@ class Facts:
         if not holds:
             raise InputError("unsupported-config", message, subject=subject)
 
+    def require_fixed(self, table: Fixed) -> None:
+        """Raise InputError when a key is there, with a value that its row does not allow."""
+        for key, allowed in table.items():
+            value = self.get(key, default=None)
+            fits = value is None or any(type(value) is type(want) and value == want for want in allowed)
+            want = f"with {' or '.join(map(repr, allowed))}" if allowed else "without it"
+            self.require(fits, key, f"is {shown(value)}; runtimes compute as {want}")
+
     def shape(self, name: str) -> tuple[int, ...] | None:
         """The torch shape of a tensor, or None when it is not there."""
         tensor = self.tensors.get(name)
@@ -130,8 +173,19 @@ class Facts:
         return tuple(np.frombuffer(tensor.read(0, tensor.elements), INTEGER_DTYPES[tensor.dtype]).tolist())
 
 
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and abs(value) <= FLOAT32_MAX  # type: ignore[arg-type]
+
+
+def _agree(value: object, other: object) -> bool:
+    """Whether two spellings say the same: equal values, or objects that are equal where both say something."""
+    if isinstance(value, Mapping) and isinstance(other, Mapping):
+        return all(value[key] == other[key] for key in value.keys() & other.keys())
+    return value == other
+
+
 def _unfit(key: str, value: object, want: str) -> InputError:
-    return InputError("config-value", f"config.json: {key} is {value!r:.60}, want {want}", subject=key)
+    return InputError("config-value", f"config.json: {key} is {shown(value)}, want {want}", subject=key)
 
 
 def _nothing(_: Facts, __: Any) -> Iterator[tuple[str, Recipe]]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nextn.convert.checkpoint import SourceTensor
-from nextn.convert.family import GATING, Facts, Family
+from nextn.convert.family import GATING, Facts, Family, Fixed
 from nextn.convert.mapping import Names, NameTable, To, joined, single
 from nextn.convert.transforms import (
     Recipe,
@@ -20,9 +20,20 @@ from nextn.convert.transforms import (
     split_kv_b_values,
     stack,
 )
+from nextn.gguf_schema.errors import InputError
 from nextn.gguf_schema.glm5_next import GLM5_NEXT, Glm5Next
 
 LINEAR = "linear_attention"
+LAYER_KINDS = {LINEAR, "deepseek_sparse_attention", "full_attention", "indexed_attention"}
+INDEXERS = {"full", "shared"}
+FIXED: Fixed = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "mhc": (True,),
+    "mla_use_nope": (True,),
+    "index_kpool_compress": (True,),
+    "topk_method": ("noaux_tc",),
+}
 # The epsilon of the indexer's LayerNorm is a constant of the model code, not of its configuration.
 INDEXER_NORM_EPSILON = 1e-6
 
@@ -39,6 +50,8 @@ def decay(sources: Sequence[SourceTensor], h: Glm5Next, _: int) -> Recipe:
     """-exp of the logarithm of the decay, one value a head; the source may have more dimensions and a longer tail."""
     if sources[0].elements < h.attention_head_count:
         raise ValueError
+    if sources[0].scale:
+        raise InputError("unsupported-dtype", "is scaled FP8; decays must be floats", subject=sources[0].name)
     values = select_rows(sources[0], [(0, h.attention_head_count)], width=1)
     return replace(values, shape=(h.attention_head_count,), function=negative_exp, note="-exp")
 
@@ -129,22 +142,24 @@ NAMES: NameTable = {
 
 def hyperparameters(facts: Facts) -> Glm5Next:
     """The hyper-parameters from the raw hub spelling or the one transformers writes."""
+    facts.require_fixed(FIXED)
     heads = facts.integer("num_attention_heads")
     kda = _is_kda(facts)
     nope = facts.integer("qk_nope_head_dim")
     rank = facts.integer("kv_lora_rank")
-    limit = facts.number("swiglu_limit", default=10.0)
+    limit = facts.number("swiglu_limit", default=10.0, above=0)
     gating = facts.word("scoring_func", default="sigmoid")
+    expert_count = facts.integer("n_routed_experts")
     h = Glm5Next(
         trunk_blocks=facts.trunk_blocks,
         nextn_blocks=facts.nextn_blocks,
         vocab_size=facts.integer("vocab_size"),
-        context_length=facts.integer("max_position_embeddings"),
+        context_length=facts.integer("max_position_embeddings", least=1),
         embedding_length=facts.integer("hidden_size"),
         feed_forward_length=facts.integer("intermediate_size"),
         attention_head_count=heads,
         attention_head_count_kv=tuple(0 if i < len(kda) and kda[i] else 1 for i in facts.blocks),
-        attention_layer_norm_rms_epsilon=facts.number("rms_norm_eps"),
+        attention_layer_norm_rms_epsilon=facts.number("rms_norm_eps", above=0),
         attention_layer_norm_epsilon=INDEXER_NORM_EPSILON,
         attention_q_lora_rank=facts.integer("q_lora_rank"),
         attention_kv_lora_rank=rank,
@@ -157,7 +172,7 @@ def hyperparameters(facts: Facts) -> Glm5Next:
         attention_indexer_top_k=facts.integer("index_topk"),
         # Never defaulted: the class default of transformers differs from the real model.
         attention_indexer_kpool=facts.integer("index_kpool"),
-        attention_indexer_kpool_select_tail=bool(facts.get("index_kpool_always_select_tail", default=True)),
+        attention_indexer_kpool_select_tail=facts.flag("index_kpool_always_select_tail", default=True),
         attention_indexer_types=_indexer_types(facts),
         rope_dimension_count=facts.integer("qk_rope_head_dim", default=0),
         ssm_conv_kernel=facts.integer("linear_attn_config.short_conv_kernel_size", "linear_conv_kernel_dim"),
@@ -165,17 +180,17 @@ def hyperparameters(facts: Facts) -> Glm5Next:
         kda_gate_lower_bound=_gate_lower_bound(facts),
         hyper_connection_count=facts.integer("hc_mult"),
         hyper_connection_sinkhorn_iterations=facts.integer("hc_sinkhorn_iters"),
-        hyper_connection_epsilon=facts.number("hc_eps"),
+        hyper_connection_epsilon=facts.number("hc_eps", above=0),
         leading_dense_block_count=_leading_dense(facts),
-        expert_count=facts.integer("n_routed_experts"),
-        expert_used_count=facts.integer("num_experts_per_tok"),
+        expert_count=expert_count,
+        expert_used_count=facts.used_experts("num_experts_per_tok", of=expert_count),
         expert_group_count=facts.integer("n_group", default=None),
         expert_group_used_count=facts.integer("topk_group", default=None),
         expert_gating_func=GATING.get(gating),
         expert_feed_forward_length=facts.integer("moe_intermediate_size"),
         expert_shared_count=facts.integer("n_shared_experts"),
         expert_weights_scale=facts.number("routed_scaling_factor"),
-        expert_weights_norm=bool(facts.get("norm_topk_prob", default=True)),
+        expert_weights_norm=facts.flag("norm_topk_prob", default=True),
         swiglu_clamp_exp=(limit,) * len(facts.blocks),
         swiglu_clamp_shexp=(limit,) * len(facts.blocks),
     )
@@ -196,12 +211,6 @@ def _check_expressible(facts: Facts, h: Glm5Next, gating: str) -> None:
             f"is {kda_heads}, but attention has {h.attention_head_count} heads and a file holds one count",
         ),
         (pool > 1 and top % pool == 0, "index_kpool", f"is {pool}; it must be above 1 and divide index_topk {top}"),
-        (facts.get("mhc", default=True) is True, "mhc", "is off; the architecture always has hyper-connections"),
-        (
-            not facts.get("attention_bias", default=False),
-            "attention_bias",
-            "is on; the architecture has no such tensors",
-        ),
         (facts.nextn_blocks <= 1, "num_nextn_predict_layers", f"{facts.nextn_blocks} heads; runtimes take one"),
         (gating in GATING, "scoring_func", f"{gating!r} is neither sigmoid nor softmax"),
     ):
@@ -211,6 +220,7 @@ def _check_expressible(facts: Facts, h: Glm5Next, gating: str) -> None:
 def _is_kda(facts: Facts) -> list[bool]:
     """Which trunk layers are KDA; two lists in the configuration must agree."""
     kinds = facts.sequence("layer_types", default=(), of=str)
+    facts.require(LAYER_KINDS.issuperset(kinds), "layer_types", f"has unknown kinds {sorted({*kinds} - LAYER_KINDS)}")
     kda = [kind == LINEAR for kind in kinds] or [i % 4 != 3 for i in range(facts.trunk_blocks)]
     facts.require(
         len(kda) >= facts.trunk_blocks, "layer_types", f"has {len(kda)} entries for {facts.trunk_blocks} layers"
@@ -226,7 +236,7 @@ def _is_kda(facts: Facts) -> list[bool]:
 def _gate_lower_bound(facts: Facts) -> float | None:
     """The bound of the decay gate: -5 unless configured; none only when the safe gate is switched off."""
     bound = facts.number("linear_attn_config.gate_lower_bound", "linear_lower_bound", default=None)
-    if bound is None and not facts.get("safe_gate", "linear_attn_config.safe_gate", default=True):
+    if bound is None and not facts.flag("safe_gate", "linear_attn_config.safe_gate", default=True):
         return None
     return -5.0 if bound is None else float(bound)
 
@@ -250,7 +260,8 @@ def _indexer_types(facts: Facts) -> tuple[bool, ...]:
             every = max(facts.integer("index_topk_freq", default=1), 1)
             return tuple(max(i - offset + 1, 0) % every == 0 for i in range(facts.trunk_blocks))
         letters = pattern if isinstance(pattern, str) else facts.sequence("index_topk_pattern", of=str)
-        kinds = ["full" if letter == "F" else "shared" for letter in letters]
+        kinds = [{"F": "full", "S": "shared"}.get(letter, letter) for letter in letters]
+    facts.require(INDEXERS.issuperset(kinds), "indexer_types", f"has unknown kinds {sorted({*kinds} - INDEXERS)}")
     facts.require(
         len(kinds) == facts.trunk_blocks, "indexer_types", f"has {len(kinds)} entries for {facts.trunk_blocks} layers"
     )

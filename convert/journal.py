@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,34 +19,51 @@ from nextn.convert.output import open_locked, write_error
 from nextn.convert.plan import Plan
 
 SUFFIX = ".journal"
+# The keys of lines and the types of their values; what does not fit ends the journal.
+KEYS = {
+    "fingerprint": str,
+    "boot": str,
+    "done": str,
+    "sha256": str,
+    "synced": bool,
+    "complete": bool,
+    "lost": bool,
+    "published": dict,
+}
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass
 class Finished:
-    """Tensors whose data is written, with the hashes of those that need one; and whether all data is on the disk."""
+    """Tensors whose data is written, with the hashes of those that need one; and whether all data is on the disk.
+
+    `published` gives the files that got, or were about to get, their final names, with the numbers of their inodes.
+    """
 
     tensors: dict[str, str | None] = field(default_factory=dict)
     complete: bool = False
+    published: dict[str, int] = field(default_factory=dict)
 
 
 class Journal:
     """The journal of one plan; it is locked, so that two processes never write the same files.
 
     `found` is what this and earlier runs of the plan finished; `tells` says whether the journal tells of anything worth
-    keeping, be it of another plan. Raises UsageError when another process has it.
+    keeping, be it of another plan; `is_ours` whether a run of this plan began it. Raises UsageError when another
+    process has it.
     """
 
     def __init__(self, plan: Plan, first_output: Path) -> None:
-        self.path = first_output.with_name(first_output.name + SUFFIX)
+        self.path = journal_of(first_output)
         self._head = {"fingerprint": plan.fingerprint, "boot": _boot_id()}
         try:
             self._descriptor = open_locked(self.path)
             data = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
         except OSError as error:
             raise write_error(self.path, error) from error
-        self.tells = bool(data)
+        self.tells = b'{"done"' in data
         self.found, self._valid = self._read(data)
+        self.is_ours = self._valid > 0
 
     def _read(self, data: bytes) -> tuple[Finished, int]:
         """What counts, and the length of the lines that are whole; a foreign journal counts for nothing."""
@@ -68,6 +85,7 @@ class Journal:
             if "synced" in line:
                 found.tensors |= unsynced
                 found.complete = "complete" in line
+            found.published |= line.get("published", {})
         if boot == self._head["boot"]:
             found.tensors |= unsynced
         return found, valid
@@ -91,6 +109,14 @@ class Journal:
     def synced(self, *, complete: bool = False) -> None:
         """What was written so far is on the disk, and with `complete` that is everything."""
         self._append({"synced": True, "complete": True} if complete else {"synced": True})
+        self._sync()
+
+    def publish(self, files: Mapping[str, int]) -> None:
+        """Files, with the numbers of their inodes, are about to get their final names."""
+        self._append({"published": dict(files)})
+        self._sync()
+
+    def _sync(self) -> None:
         try:
             os.fsync(self._descriptor)
         except OSError as error:
@@ -123,6 +149,11 @@ class Journal:
         os.close(self._descriptor)
 
 
+def journal_of(first_output: Path) -> Path:
+    """Where the journal lies of a run that writes this file first."""
+    return first_output.with_name(first_output.name + SUFFIX)
+
+
 def _boot_id() -> str:
     """Changes when the machine starts; where that is not known, nothing of another process is trusted unsynced."""
     try:
@@ -138,8 +169,10 @@ def _objects(data: bytes) -> Iterator[tuple[dict[str, Any], int]]:
         end += len(line) + 1
         try:
             parsed = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             return
-        if not isinstance(parsed, dict):
+        if not isinstance(parsed, dict) or ("fingerprint" in parsed) != ("boot" in parsed):
+            return
+        if not all(isinstance(value, KEYS.get(key, ())) for key, value in parsed.items()):
             return
         yield parsed, end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from nextn import __version__
 from nextn.convert.checkpoint import SourceTensor
-from nextn.convert.output import PARTIAL, write_error
+from nextn.convert.output import open_locked, partial_of, write_error
 from nextn.convert.plan import Plan, PlannedFile
 from nextn.convert.transforms import Recipe
 
@@ -78,9 +79,14 @@ def _place(source: SourceTensor) -> dict[str, Any]:
 
 def write_manifest(path: Path, content: Mapping[str, Any]) -> None:
     """Write a manifest under another name and rename it; InputError when that fails."""
-    partial = path.with_name(path.name + PARTIAL)
+    partial = partial_of(path)
     try:
-        partial.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
+        # Escaped, for file names that are not UTF-8.
+        with os.fdopen(open_locked(partial), "w", encoding="ascii") as file:
+            file.truncate(0)
+            file.write(json.dumps(content, indent=1) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+            partial.replace(path)
     except OSError as error:
         raise write_error(path, error) from error

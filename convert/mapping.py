@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from nextn.convert.checkpoint import Checkpoint, SourceTensor
@@ -49,9 +50,11 @@ VISION = re.compile(
 VISION_REASON = "vision or audio tower: not part of a text model's GGUF"
 PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
 HEAD_PREFIX = "mtp."
-_NUMBER = re.compile(r"(?<=[._])\d+(?=\.|$)")
+# Nine digits are more than any model has; with leading zeros one layer would have several names.
+_DIGITS = "(?:0|[1-9][0-9]{0,8})"
+_NUMBER = re.compile(rf"(?<=[._]){_DIGITS}(?=\.|$)")
 _PLACEHOLDER = re.compile(r"\{\w+\}")
-_LAYER = re.compile(r"layers\.(\d+)\.")
+_LAYER = re.compile(rf"layers\.({_DIGITS})\.")
 
 
 def without_towers(checkpoint: Checkpoint) -> tuple[Checkpoint, list[tuple[str, str]]]:
@@ -207,8 +210,8 @@ def _made(gathered: Mapping[tuple[str, int], list[tuple[int, SourceTensor, Trans
         made.sort(key=lambda item: item[0])
         parts = tuple(part for part, _, _ in made)
         sources = tuple(tensor for _, tensor, _ in made)
-        for first, second, a, b in zip(parts, parts[1:], sources, sources[1:], strict=False):
-            if first == second:
+        for (first, a, way), (second, b, other_way) in pairwise(made):
+            if first == second or way is not other_way:
                 raise InputError(
                     "same-target",
                     f"is made by both {a.name} and {b.name}",
@@ -227,7 +230,7 @@ def _unknown_names(unknown: list[str], names: Names, trunk_blocks: int) -> Input
     lines = []
     for name in unknown[:8]:
         near = get_close_matches(_NUMBER.sub("{}", canonical(name, trunk_blocks)), names.rules, 1)
-        lines.append(f"  {name}" + (f"  (nearest rule: {near[0]})" if near else ""))
+        lines.append(f"  {name:.200}" + (f"  (nearest rule: {near[0]})" if near else ""))
     if len(unknown) > 8:
         lines.append(f"  … {len(unknown) - 8} more")
     of_head = [name for name in unknown if _looks_like_a_heads(name, trunk_blocks)]

@@ -12,7 +12,7 @@ from pathlib import Path
 from string import Formatter
 from typing import TYPE_CHECKING, Any, cast
 
-from nextn.convert.checkpoint import CONFIG, read_json
+from nextn.convert.checkpoint import CONFIG, read_json, shown
 from nextn.gguf_schema.contents import TensorInfo, Value, array
 from nextn.gguf_schema.errors import InputError, UsageError
 from nextn.gguf_schema.types import ValueType
@@ -94,8 +94,8 @@ class ModelDescription:
     def stem(self) -> str:
         """The `<Name>` in the names of files: name, finetune and version joined by `-`, and a declared size.
 
-        The computed size is left out: it is another for each file, and the names of a pair should match. Raises
-        InputError like `general_keys`.
+        The computed size is left out: it is another for each file, and the names of a pair should match. What separates
+        folders or cannot be seen becomes `-`. Raises InputError like `general_keys`, and for a part that is blank.
         """
         from gguf import naming_convention
 
@@ -103,8 +103,10 @@ class ModelDescription:
         for part in ("name", "basename", "finetune", "version", "size_label"):
             if (value := getattr(found, part)) is not None:
                 _typed(f"general.{part}", value, ValueType.STRING)
+                if not value.strip():
+                    raise _wrong_type(f"general.{part}", value, "a text that is not blank")
         stem = naming_convention(found.name, found.basename, found.finetune, found.version, found.size_label, None)
-        return str(stem).replace("/", "-").replace("\\", "-")
+        return "".join(c if c.isprintable() and c not in "/\\" else "-" for c in stem)
 
     def _metadata(self, tensors: Iterable[TensorInfo]) -> Metadata:
         from gguf import Metadata
@@ -220,13 +222,12 @@ def _settable_keys() -> dict[str, str]:
 
 
 def _read_card(path: Path) -> Mapping[str, Any]:
-    import yaml
     from gguf import Metadata
 
     try:
         return dict(Metadata.load_model_card(path.parent))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        detail = " ".join(str(error).split())
+    except Exception as error:  # The library lets through whatever a broken value makes its constructors raise.
+        detail = " ".join(str(error).split())[:300]
         raise InputError(
             "bad-card",
             f"front matter is not readable: {detail}",
@@ -281,7 +282,7 @@ def _number(value: object) -> float | None:
 def _wrong_type(key: str, value: object, wanted: str) -> InputError:
     return InputError(
         "metadata-type",
-        f"must be {wanted}, found {value!r}",
+        f"must be {wanted}, found {shown(value)}",
         subject=key,
         remedy=f"correct it where it stands ({CARD}, {GENERATION}), or set it with --metadata",
     )

@@ -38,7 +38,7 @@ def ngram_hyperparameters(facts: Facts, linear: Sequence[bool]) -> dict[str, Any
     size = facts.integer("ngram_size", default=3)
     per_ngram = facts.integer("heads_per_ngram", default=8)
     heads = (size - 1) * per_ngram
-    width = facts.integer("ple_embed_dim", "hidden_size")
+    width = facts.integer("ple_embed_dim", default=facts.integer("hidden_size"))
     facts.require(heads > 0 and width % heads == 0, "ple_embed_dim", f"is {width}, not a multiple of {heads} heads")
     stored = {
         "ple_layer_multipliers": facts.integers(table + "layer_multipliers"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from nextn.gguf_schema.errors import InputError, UsageError, VerdictError
 
 PARTIAL = ".partial"
 HASH_LENGTH = 64
+# What unfinished work begins with: the stamp (or a part) of an Output, the head of a journal, a manifest.
+UNFINISHED = re.compile(rb'[0-9a-f]{1,64}\Z|\{"fingerprint": "|\{\s+"nextn"')
 # What file systems without hard links answer.
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -31,7 +34,7 @@ class Output:
     def __init__(self, file: PlannedFile, path: Path, fingerprint: str) -> None:
         self.file = file
         self.path = path
-        self.partial = path.with_name(path.name + PARTIAL)
+        self.partial = partial_of(path)
         self._stamp = fingerprint.encode()
         self._offsets = {tensor.name: len(file.header) + tensor.offset for tensor in file.tensors}
         self._descriptor = -1
@@ -42,9 +45,15 @@ class Output:
         return self._head(self.partial, len(self._stamp)) == self._stamp
 
     @property
-    def is_finished(self) -> bool:
-        """Whether the file is complete, under its final name or not yet."""
-        return self._is_finished(self.partial) or self._is_finished(self.path)
+    def is_stale(self) -> bool:
+        """Whether the partial file holds something that a run of this plan cannot continue."""
+        return self.partial.is_file() and self.partial.stat().st_size > 0 and not self.is_begun
+
+    def is_finished(self, published: int | None) -> bool:
+        """Whether the file is complete: under its other name, or under the final one and with the inode `published`."""
+        if self._is_finished(self.partial):
+            return True
+        return self._is_finished(self.path) and self.path.stat().st_ino == published
 
     def _is_finished(self, path: Path) -> bool:
         head = self._head(path, len(self.file.header))
@@ -75,10 +84,10 @@ class Output:
             self._descriptor = open_locked(self.partial)
             if anew:
                 os.ftruncate(self._descriptor, 0)
-            os.ftruncate(self._descriptor, self.file.total_bytes)
+                self._write(memoryview(self._stamp), 0)
+                os.ftruncate(self._descriptor, self.file.total_bytes)
         except OSError as error:
             raise write_error(self.partial, error) from error
-        self._write(memoryview(self._stamp), 0)
 
     def holds(self, name: str) -> bool:
         """Whether the file has the tensor."""
@@ -94,12 +103,23 @@ class Output:
     def finish(self, digests: Mapping[str, str | None]) -> None:
         """Write the header, with the hashes (of the data of tensors, by name) that it has room for, and read it back.
 
-        Does nothing when an earlier run has done it. Raises VerdictError when the file does not say what was planned.
+        A file that has its final name was read back before. Raises VerdictError when it is not what was planned.
         """
-        if not self.is_begun:
+        if not self.partial.exists():
             return
         if self._descriptor < 0:
             self.open(anew=False)
+        if self.is_begun:
+            self._write_header(digests)
+        planned = {tensor.name: replace(tensor, shard=0) for tensor in self.file.tensors}
+        try:
+            told = read_header(LocalFile(self.partial)).contents.tensors
+        except InputError as error:
+            raise VerdictError("not-as-planned", f"cannot be read back: {error}", subject=str(self.path)) from error
+        if told != planned:
+            raise VerdictError("not-as-planned", "is not what was planned", subject=str(self.path))
+
+    def _write_header(self, digests: Mapping[str, str | None]) -> None:
         header = bytearray(self.file.header)
         for name, offset in self.file.hash_fields.items():
             header[offset : offset + HASH_LENGTH] = (digests.get(name) or "").ljust(HASH_LENGTH).encode()
@@ -108,9 +128,6 @@ class Output:
         self._write(memoryview(header)[stamped:], stamped)
         self._write(memoryview(header)[:stamped], 0)
         self.sync()
-        planned = {tensor.name: replace(tensor, shard=0) for tensor in self.file.tensors}
-        if read_header(LocalFile(self.partial)).contents.tensors != planned:
-            raise VerdictError("not-as-planned", "is not what was planned", subject=str(self.partial))
 
     def _write(self, data: memoryview, offset: int) -> None:
         try:
@@ -134,6 +151,8 @@ class Output:
         try:
             if overwrite:
                 self.partial.replace(self.path)
+                # Renaming does nothing when both names are on one file.
+                self.partial.unlink(missing_ok=True)
             else:
                 self._link()
         except OSError as error:
@@ -156,8 +175,8 @@ class Output:
         self.partial.unlink()
 
     def discard(self) -> None:
-        """Delete the partial file, if it was opened here."""
-        if self._descriptor >= 0:
+        """Delete the partial file, if it was opened here or an earlier run of the plan left it."""
+        if self._descriptor >= 0 or self.is_begun:
             self.partial.unlink(missing_ok=True)
 
     def __enter__(self) -> Output:
@@ -166,6 +185,29 @@ class Output:
     def __exit__(self, *_: object) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
+
+
+def partial_of(path: Path) -> Path:
+    """The name of a file while it is written."""
+    return path.with_name(path.name + PARTIAL)
+
+
+def refuse_foreign(paths: Iterable[Path]) -> None:
+    """Raise UsageError when a name that unfinished work gets is that of something else."""
+    for path in paths:
+        if not os.path.lexists(path):
+            continue
+        head = None
+        if path.is_file() and not path.is_symlink():
+            with path.open("rb") as file:
+                head = file.read(HASH_LENGTH)
+        if head is None or (head and not UNFINISHED.match(head)):
+            raise UsageError(
+                "not-ours",
+                "is in the way: unfinished work gets this name, and it is none of an earlier run",
+                subject=str(path),
+                remedy="move it away, or give --overwrite to lose it",
+            )
 
 
 def open_locked(path: Path) -> int:
@@ -192,9 +234,9 @@ def open_locked(path: Path) -> int:
 def write_error(path: Path, error: OSError) -> InputError:
     """What a failed write means for the user."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        remedy = "free some space and run the same command again: it continues where it stopped"
+        remedy = "free some space and run the same command again"
         return InputError("no-space", "the disk is full", subject=str(path), remedy=remedy)
-    remedy = "run the same command again when the cause is gone: it continues where it stopped"
+    remedy = "run the same command again when the cause is gone"
     return InputError("write-error", f"cannot be written: {error.strerror}", subject=str(path), remedy=remedy)
 
 

@@ -15,7 +15,7 @@ from nextn.convert.checkpoint import open_checkpoint
 from nextn.convert.manifest import hash_files, manifest, write_manifest
 from nextn.convert.plan import Plan
 from nextn.convert.planner import Options, plan_conversion
-from nextn.convert.writer import Progress, default_jobs, write_plan
+from nextn.convert.writer import Notice, Progress, default_jobs, write_plan
 from nextn.gguf_schema.architecture import Role
 from nextn.gguf_schema.errors import InputError
 
@@ -107,6 +107,7 @@ def execute(
     jobs: int | None = None,
     manifest_file: Path | None = None,
     progress: Progress = lambda _: None,
+    notice: Notice = lambda _: None,
 ) -> Conversion:
     """Write a plan; `start` is when the work began, in monotonic seconds.
 
@@ -121,7 +122,14 @@ def execute(
 
     beside = [manifest_file] if manifest_file else []
     written = write_plan(
-        planned, folder, overwrite=overwrite, jobs=jobs, progress=progress, beside=beside, finish=finish
+        planned,
+        folder,
+        overwrite=overwrite,
+        jobs=jobs,
+        progress=progress,
+        notice=notice,
+        beside=beside,
+        finish=finish,
     )
     outputs = tuple(
         WrittenFile(path, file.role, len(file.tensors), file.total_bytes, hashes.get(path))

@@ -16,7 +16,8 @@ from typing import Any
 from nextn.convert.transforms import Recipe
 from nextn.gguf_schema.architecture import Role
 from nextn.gguf_schema.container import alignment_of, encode_header, lay_out
-from nextn.gguf_schema.contents import Contents, TensorInfo, Value
+from nextn.gguf_schema.contents import ByteSource, Contents, LocalFile, TensorInfo, Value
+from nextn.gguf_schema.errors import InputError
 from nextn.validators.findings import Finding
 
 
@@ -59,11 +60,21 @@ def plan_file(
     tensors: Iterable[TensorInfo],
     hashed: Iterable[str] = (),
 ) -> PlannedFile:
-    """Lay out one file: offsets, header and size; `hashed` names the tensors with a placeholder among the keys."""
+    """Lay out one file: offsets, header and size; `hashed` names the tensors with a placeholder among the keys.
+
+    Raises InputError when the header cannot be written.
+    """
     laid_out, data_bytes = lay_out(tensors, alignment := alignment_of(keys))
     header = encode_header(keys, laid_out, alignment)
-    fields = {name: header.index(hash_placeholder(name).encode()) for name in hashed}
+    fields = {name: _only_place(hash_placeholder(name), header) for name in hashed}
     return PlannedFile(role, path, keys, laid_out, header, data_bytes, fields)
+
+
+def _only_place(placeholder: str, header: bytes) -> int:
+    """The offset of a placeholder; a name or other text of the model may not look like one."""
+    if header.count(placeholder.encode()) != 1:
+        raise InputError("bad-value", "stands for a hash, and must not be among the metadata", subject=placeholder)
+    return header.index(placeholder.encode())
 
 
 # A file must not be made by two versions of these.
@@ -109,14 +120,25 @@ class Plan:
         """Changes with anything that changes the files' bytes: headers, recipes, sources, and the code that encodes."""
         digest = hashlib.sha256(" ".join(version(package) for package in ENCODING_PACKAGES).encode())
         for file in self.files:
-            digest.update(f"{file.path}\n".encode() + file.header)
+            digest.update(_encoded(f"{file.path}\n") + file.header)
         for payload in self.payload:
             recipe = payload.recipe
-            digest.update(f"{payload.info} {recipe.shape} {recipe.width} {recipe.group} {recipe.note}\n".encode())
+            digest.update(_encoded(f"{payload.info} {recipe.shape} {recipe.width} {recipe.group} {recipe.note}\n"))
             for run in recipe.runs:
                 sources = " ".join(source.identity for source in run.sources)
-                digest.update(f"{run.start} {run.rows} {sources}\n".encode())
+                digest.update(_encoded(f"{run.start} {run.rows} {sources}\n"))
         return digest.hexdigest()
+
+    @cached_property
+    def sources(self) -> frozenset[ByteSource]:
+        """The files of all source tensors that are read, and of their scales."""
+        tensors = {source for payload in self.payload for source in payload.recipe.sources}
+        return frozenset(t.source for source in tensors for t in (source, source.scale) if t)
+
+    @property
+    def protected(self) -> frozenset[Path]:
+        """Files that must not be written: the inputs, and whatever their names are the sources."""
+        return frozenset(self.inputs) | {source.path for source in self.sources if isinstance(source, LocalFile)}
 
     @property
     def source_bytes(self) -> int:
@@ -135,3 +157,8 @@ class Plan:
             "dropped": [{"name": dropped.name, "reason": dropped.reason} for dropped in self.dropped],
             "warnings": [finding.as_json() for finding in self.findings],
         }
+
+
+def _encoded(text: str) -> bytes:
+    """A text in bytes; names of files and tensors need not be valid Unicode."""
+    return text.encode("utf-8", "surrogatepass")

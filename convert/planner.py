@@ -24,8 +24,15 @@ from nextn.convert.transforms import Recipe
 from nextn.gguf_schema.architecture import ExpectedTensor, Hyperparameters, Role
 from nextn.gguf_schema.contents import TensorInfo, Value, boolean, string, u32
 from nextn.gguf_schema.errors import InputError
-from nextn.gguf_schema.nextn_generic import EMBEDDING, OUTPUT, SHARED, TARGET_EMBEDDING_SHA256, TARGET_NAME
-from nextn.gguf_schema.types import BF16, F16, FILE_TYPES, TENSOR_TYPES, TensorType
+from nextn.gguf_schema.nextn_generic import (
+    EMBEDDING,
+    OUTPUT,
+    SHARED,
+    TARGET_EMBEDDING_SHA256,
+    TARGET_NAME,
+    TIED_OUTPUT,
+)
+from nextn.gguf_schema.types import BF16, F16, F32, FILE_TYPES, TENSOR_TYPES, TensorType
 from nextn.gguf_schema.values import encoded_once
 from nextn.validators.findings import Findings
 
@@ -70,6 +77,8 @@ def plan_conversion(checkpoint: Checkpoint, options: Options) -> Plan:
     expected = {role: {t.name: t for t in family.architecture.tensors_of(h, role)} for role in roles}
     types = TypeChooser(_outtype(checkpoint, options), options.type_rules, options.fp8_as_q8)
     payload = tuple(_payload(family, made, h, expected, types, findings))
+    if options.outtype == "auto":
+        _warn_of_mixed_dtypes(payload, types.outtype, findings)
     require_scales((source for p in payload for source in p.recipe.sources), checkpoint)
     tokenizer = tokenizer_keys(
         checkpoint.folder, checkpoint.config, h.vocab_size, style=family.tokenizer, pre=options.pre
@@ -169,6 +178,17 @@ def _outtype(checkpoint: Checkpoint, options: Options) -> TensorType:
     return F16 if first == "F16" else BF16
 
 
+def _warn_of_mixed_dtypes(payload: Iterable[Payload], outtype: TensorType, findings: Findings) -> None:
+    """Say so when `auto` chose one type for matrices of several; those that are stored in F32 anyway do not count."""
+    chosen = (p for p in payload if p.info.type != F32 and len(p.info.ne) > 1)
+    sources = {source for p in chosen for source in p.recipe.sources if source.scale is None}
+    counts = Counter(source.dtype for source in sources)
+    if len(counts) > 1:
+        held = ", ".join(f"{count} {dtype}" for dtype, count in counts.most_common())
+        message = f"the matrices are of several types ({held}): auto follows the first one and takes {outtype.name}"
+        findings.warn("mixed-dtypes", "--outtype auto", message, "give --outtype to choose")
+
+
 def _payload(
     family: Family,
     made: Mapping[str, Made],
@@ -256,6 +276,8 @@ def _files(
         if any(p.info.name == EMBEDDING for p in payload):
             keys[TARGET_EMBEDDING_SHA256] = string(hash_placeholder(EMBEDDING))
             hashed = (EMBEDDING,)
+    elif OUTPUT not in expected:
+        keys[TIED_OUTPUT] = boolean(True)
     name = description.stem()
     path = (
         fill_template(options.outfile, role, name, outtype.name)

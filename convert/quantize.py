@@ -11,13 +11,17 @@ import numpy.typing as npt
 
 from nextn.convert.checkpoint import SourceTensor
 from nextn.convert.transforms import Floats
+from nextn.gguf_schema.errors import InputError
 from nextn.gguf_schema.types import BF16, F16, F32, Q8_0, TENSOR_TYPES, TensorType
 
 Bytes = npt.NDArray[np.uint8]
 
 
 def decode(source: SourceTensor, start: int, count: int) -> Floats:
-    """`count` values of a source from element `start`, row-major, as float32; whole rows of a scaled weight."""
+    """`count` values of a source from element `start`, row-major, as float32; whole rows of a scaled weight.
+
+    Raises InputError when it cannot be read, or when its scales would ruin its values.
+    """
     data = source.read(start, count)
     if source.scale is not None:
         return _scaled(source, np.take(FP8_VALUES[source.dtype], np.frombuffer(data, np.uint8), mode="clip"), start)
@@ -46,7 +50,10 @@ def _scaled(source: SourceTensor, values: Floats, start: int) -> Floats:
     block_rows, block_columns = source.block
     matrix, row = np.divmod(start // width + np.arange(values.size // width), height)
     scale_rows = matrix * -(-height // block_rows) + row // block_rows
-    of_rows = _scales(source, scale_rows[0], scale_rows[-1] + 1)[scale_rows - scale_rows[0]]
+    scales = _scales(source, scale_rows[0], scale_rows[-1] + 1)
+    of_rows = scales[scale_rows - scale_rows[0]]
+    if not scales.all():
+        _refuse_erased(source, values.reshape(len(row), width), of_rows)
     if width % block_columns == 0:
         values.reshape(len(row), -1, block_columns)[...] *= of_rows[:, :, None]
     else:
@@ -54,12 +61,31 @@ def _scaled(source: SourceTensor, values: Floats, start: int) -> Floats:
     return values
 
 
+def _refuse_erased(source: SourceTensor, rows: Floats, of_rows: Floats) -> None:
+    """Raise InputError when a scale of zero belongs to values that are not; a block of zeros may have one."""
+    column = np.arange(rows.shape[1]) // source.block[1]
+    if rows[of_rows[:, column] == 0].any():
+        raise _bad_scale(source, "zero for a block whose values are not")
+
+
+def _bad_scale(source: SourceTensor, what: str) -> InputError:
+    return InputError(
+        "bad-scale",
+        f"is {what} (a scale of {source.name})",
+        subject=source.scale.name if source.scale else source.name,
+        remedy="the shard is damaged, or was quantized wrongly: download it again",
+    )
+
+
 def _scales(source: SourceTensor, first: int, end: int) -> Floats:
-    """Rows `first` to `end` of a weight's scales, over all its matrices."""
+    """Rows `first` to `end` of a weight's scales, over all its matrices; InputError when one is no finite number."""
     if source.scale is None:
         raise ValueError(f"{source.name} has no scales")
     columns = source.scale.shape[-1]
-    return decode(source.scale, first * columns, (end - first) * columns).reshape(-1, columns)
+    scales = decode(source.scale, first * columns, (end - first) * columns).reshape(-1, columns)
+    if not np.isfinite(scales).all():
+        raise _bad_scale(source, "NaN or infinite")
+    return scales
 
 
 def _f32(rows: Floats) -> Bytes:
@@ -142,10 +168,15 @@ STORED_FLOATS: dict[TensorType, tuple[int, int]] = {
 }
 
 
+class NotFiniteError(ArithmeticError):
+    """A value that is no finite number, for a type in which it would ruin its whole block."""
+
+
 def encode(rows: Floats, type_: TensorType) -> Bytes:
     """The bytes of rows of float32 values in an output type; the row length must be divisible by the type's block.
 
-    Raises OverflowError when a finite value, or the scale of finite values, becomes infinite, as llama-quantize does.
+    As llama-quantize does, raises OverflowError when a finite value, or the scale of finite values, becomes infinite,
+    and NotFiniteError for NaN and infinite values in blocks. Types that store each value by itself hold these.
     """
     encoded = ENCODERS[type_](rows)
     if type_ in STORED_FLOATS:
@@ -154,7 +185,11 @@ def encode(rows: Floats, type_: TensorType) -> Bytes:
         broken = ((stored & exponent) == exponent).any(axis=1)
         if broken.any():
             blocks = rows.reshape(len(broken), -1)[broken]
-            finite = blocks[np.isfinite(blocks).all(axis=1)]
+            is_finite = np.isfinite(blocks)
+            if type_.block > 1 and not is_finite.all():
+                wrong = np.count_nonzero(~is_finite)
+                raise NotFiniteError(f"{wrong} NaN or infinite values would ruin their blocks in {type_.name}")
+            finite = blocks[is_finite.all(axis=1)]
             if finite.size:
                 raise OverflowError(f"values up to {np.abs(finite).max():g} become infinite in {type_.name}")
     return encoded

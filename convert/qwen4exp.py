@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nextn.convert.checkpoint import SourceTensor
-from nextn.convert.family import Facts, Family
+from nextn.convert.checkpoint import SourceTensor, shown
+from nextn.convert.family import Facts, Family, Fixed
 from nextn.convert.mapping import Names, NameTable, To, Transform, joined, single
 from nextn.convert.ngrams import TABLE, ngram_hyperparameters
 from nextn.convert.transforms import (
@@ -32,6 +32,23 @@ LINEAR = "linear_attention"
 ATTENTION = ("full_attention", "indexed_attention")
 # The l2 norm of the delta net has this epsilon in the original code; runtimes of GGUF use rms_norm_eps instead.
 DELTA_NET_EPSILON = 1e-6
+FIXED: Fixed = {
+    "hidden_act": ("silu",),
+    "norm_topk_prob": (True,),
+    "attention_bias": (False,),
+    "indexer_kv_heads": (1,),
+    # The head's positions and embeddings are the trunk's.
+    "mtp_use_dedicated_embeddings": (False,),
+    "mtp.mtp_use_hidden_state_from_layer": (),
+    # The architecture has no keys for scaled positions.
+    # Older configurations call sections of a rope its type.
+    **{
+        f"{rope}.{key}": ("default", "mrope")
+        for rope in ("rope_parameters", "rope_scaling")
+        for key in ("rope_type", "type")
+    },
+    **{f"{rope}.mrope_interleaved": (True,) for rope in ("rope_parameters", "rope_scaling")},
+}
 
 
 def _order(h: Qwen4Exp) -> list[int]:
@@ -110,7 +127,7 @@ def depthwise(source: SourceTensor) -> Recipe:
 
 # Norms are stored around zero, except the delta net's own.
 PLUS_ONE = single(add_one)
-EXPERTS = joined(stack)
+EXPERTS, COLUMNS = joined(stack), joined(fuse_columns)
 
 
 def hyper_connection(hub: str, target: str) -> dict[str, To]:
@@ -183,8 +200,8 @@ NAMES: NameTable = {
     TABLE + "ngram_heads_offsets": CONSTANT,
     TABLE + "ngram_heads_vocab_sizes": CONSTANT,
     # Head
-    L + "fc_embedding.weight": moved("nextn.eh_proj.weight", joined(fuse_columns), part=0),
-    L + "fc_hidden.weight": moved("nextn.eh_proj.weight", joined(fuse_columns), part=1),
+    L + "fc_embedding.weight": moved("nextn.eh_proj.weight", COLUMNS, part=0),
+    L + "fc_hidden.weight": moved("nextn.eh_proj.weight", COLUMNS, part=1),
     L + "pre_fc_norm_embedding.weight": moved("nextn.enorm.weight", PLUS_ONE),
     L + "pre_fc_norm_hidden.weight": moved("nextn.hnorm.weight", PLUS_ONE),
     **hyper_connection(L + "hyper_connection_mixer", "blk.{i}.nextn.hc_head"),
@@ -193,6 +210,7 @@ NAMES: NameTable = {
 
 def hyperparameters(facts: Facts) -> Qwen4Exp:
     """The hyper-parameters from the raw hub spelling or the one transformers writes."""
+    facts.require_fixed(FIXED)
     hidden = facts.integer("hidden_size")
     linear = _is_linear(facts)
     ratio = facts.integer("indexer_compress_ratio")
@@ -202,19 +220,25 @@ def hyperparameters(facts: Facts) -> Qwen4Exp:
     sections = facts.sequence(
         "rope_parameters.mrope_section", "rope_scaling.mrope_section", default=[11, 11, 10], of=int
     )
-    share = facts.number("rope_parameters.partial_rotary_factor", "partial_rotary_factor", default=1.0)
+    listed = 0 < len(sections) <= 4 and min(sections) >= 0
+    facts.require(listed, "rope_parameters.mrope_section", f"is {shown(sections)}; a file holds up to four sections")
+    share = facts.number("rope_parameters.partial_rotary_factor", "partial_rotary_factor", default=1.0, above=0)
+    rope_base = facts.number("rope_parameters.rope_theta", "rope_theta", above=0)
+    head_base = facts.number("mtp.rope_theta", default=rope_base)
+    facts.require(head_base == rope_base, "mtp.rope_theta", f"is {head_base:g}, but {rope_base:g} in the trunk")
+    expert_count = facts.integer("num_experts")
     _check_expressible(facts, hidden, state, ratio)
     return Qwen4Exp(
         trunk_blocks=facts.trunk_blocks,
         nextn_blocks=facts.nextn_blocks,
         vocab_size=facts.integer("vocab_size"),
-        context_length=facts.integer("max_position_embeddings"),
+        context_length=facts.integer("max_position_embeddings", least=1),
         embedding_length=hidden,
         attention_head_count=facts.integer("num_attention_heads"),
         attention_head_count_kv=facts.integer("num_key_value_heads"),
         attention_key_length=key_length,
         attention_value_length=key_length,
-        attention_layer_norm_rms_epsilon=facts.number("rms_norm_eps"),
+        attention_layer_norm_rms_epsilon=facts.number("rms_norm_eps", above=0),
         attention_recurrent_layers=linear,
         # The head attends sparsely too: with another ratio b11549 aborts when a draft context is made.
         attention_compress_ratios=tuple(0 if is_linear else ratio for is_linear in linear),
@@ -224,9 +248,9 @@ def hyperparameters(facts: Facts) -> Qwen4Exp:
         full_attention_interval=facts.integer("full_attention_interval", default=4),
         rope_dimension_count=int(key_length * share),
         rope_dimension_sections=(*sections, *[0] * (4 - len(sections))),
-        rope_freq_base=facts.number("rope_parameters.rope_theta", "rope_theta"),
-        expert_count=facts.integer("num_experts"),
-        expert_used_count=facts.integer("num_experts_per_tok"),
+        rope_freq_base=rope_base,
+        expert_count=expert_count,
+        expert_used_count=facts.used_experts("num_experts_per_tok", of=expert_count),
         expert_feed_forward_length=facts.integer("moe_intermediate_size"),
         expert_shared_feed_forward_length=facts.integer("shared_expert_intermediate_size"),
         ssm_conv_kernel=facts.integer("linear_conv_kernel_dim"),
@@ -256,14 +280,13 @@ def _is_linear(facts: Facts) -> tuple[bool, ...]:
 
 def _check_expressible(facts: Facts, hidden: int, state: int, ratio: int) -> None:
     """What the configuration may say but GGUF or its runtimes cannot."""
-    gate = facts.get("output_gate_type", "hidden_act", default="silu")
+    gate = facts.get("output_gate_type", default="silu")  # By default the activation, which is silu.
     budget = facts.integer("indexer_budget")
     value_heads, key_heads = facts.integer("linear_num_value_heads"), facts.integer("linear_num_key_heads", least=1)
     ngrams = facts.sequence("ple_layer_ids", default=())
     rotated = facts.number("rope_parameters.partial_rotary_factor", "partial_rotary_factor", default=1.0)
     for holds, subject, message in (
         (gate == "sigmoid", "output_gate_type", f"is {gate!r}; runtimes compute sigmoid"),
-        (facts.get("norm_topk_prob", default=True), "norm_topk_prob", "is off; runtimes always normalise"),
         (
             value_heads % key_heads == 0 and value_heads < 1 << 16,
             "linear_num_value_heads",
@@ -275,17 +298,11 @@ def _check_expressible(facts: Facts, hidden: int, state: int, ratio: int) -> Non
             "indexer_compress_ratio",
             f"is {ratio}; it must be above 1 and divide {budget}",
         ),
-        (facts.integer("indexer_kv_heads", default=1) == 1, "indexer_kv_heads", "is not 1"),
         (len(ngrams) <= 1, "ple_layer_ids", f"names {len(ngrams)} layers; runtimes take one"),
         (
             not ngrams or facts.get("ple_embed_dim", default=hidden) == hidden,
             "ple_embed_dim",
             "differs from hidden_size",
-        ),
-        (
-            not facts.get("attention_bias", default=False),
-            "attention_bias",
-            "is on; the architecture has no such tensors",
         ),
         (facts.nextn_blocks <= 1, "mtp_num_hidden_layers", f"{facts.nextn_blocks} heads; runtimes take one"),
         (

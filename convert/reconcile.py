@@ -24,6 +24,7 @@ def facts_of(checkpoint: Checkpoint, family: Family) -> Facts:
     trunk_blocks = facts.trunk_blocks = facts.integer("num_hidden_layers", least=1)
     facts.require(trunk_blocks <= MAX_LAYERS, "num_hidden_layers", f"is {trunk_blocks}; runtimes take {MAX_LAYERS}")
     names = {name: canonical(name, trunk_blocks) for name in (*checkpoint.tensors, *checkpoint.missing)}
+    _check_spellings(names, checkpoint)
     facts.names = frozenset(names.values())
     facts.tensors = {names[name]: tensor for name, tensor in checkpoint.tensors.items()}
     facts.missing = {names[name]: part for name, part in checkpoint.missing.items()}
@@ -34,6 +35,22 @@ def facts_of(checkpoint: Checkpoint, family: Family) -> Facts:
         message = f"the tensors hold {counted(facts.nextn_blocks, 'head')}, config.json {said}; the tensors decide"
         facts.findings.warn("head-count", family.head_count_keys[0], message)
     return facts
+
+
+def _check_spellings(names: Mapping[str, str], checkpoint: Checkpoint) -> None:
+    """No two hub names, in shards or only in the index, are one tensor."""
+    first: dict[str, str] = {}
+    for name, canonical_name in names.items():
+        if (other := first.setdefault(canonical_name, name)) != name:
+            part = checkpoint.missing.get(name)
+            raise InputError(
+                "same-target",
+                f"is there as both {other} and {name}"
+                + (f", the latter only in the index, for {part}" if part else ""),
+                subject=canonical_name,
+                remedy=f"remove one of the two spellings from the {'index' if part else 'checkpoint'},"
+                " or correct num_hidden_layers",
+            )
 
 
 def check_heads(family: Family, facts: Facts) -> None:

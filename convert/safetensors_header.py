@@ -6,7 +6,8 @@ The header is parsed here because the library wants the whole file mapped and na
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -44,7 +45,7 @@ def parse_header(source: ByteSource) -> dict[str, Entry]:
     if length > min(source.size - 8, MAX_HEADER):
         raise _bad(source, f"declares a header of {length} bytes in a file of {source.size}")
     try:
-        header = json.loads(source.read(8, length), object_pairs_hook=_unique)
+        header = json.loads(source.read(8, length), object_pairs_hook=unique_names)
     except (ValueError, RecursionError) as error:
         raise _bad(source, f"the header is not valid JSON: {error}") from error
     if not isinstance(header, dict):
@@ -60,11 +61,12 @@ def _bad(source: ByteSource, message: str, remedy: str | None = "download the fi
     return InputError("bad-shard", message, subject=source.name, remedy=remedy)
 
 
-def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    pairs = list(pairs)
+def unique_names(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object from its members; ValueError when a name occurs twice, of which one value would be lost."""
     result = dict(pairs)
     if len(result) != len(pairs):
-        raise ValueError("a name occurs twice")
+        name, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"a name occurs twice: {name!r:.80}")
     return result
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from nextn.convert.checkpoint import shown
 from nextn.gguf_schema.contents import Value, boolean, u32
 from nextn.validators.findings import Findings
 
@@ -35,6 +36,7 @@ STYLE_TOKENS: dict[Style, tuple[tuple[str, str], ...]] = {
     "gpt2": (),
     "glm": (("bos", "[gMASK]"), ("eot", "<|user|>"), ("unk", "<|endoftext|>"), ("eom", "<|observation|>")),
 }
+TEXTS = ("single", "pair")  # what a template is for: one text, or two
 DEFAULT_ID = 11  # what llama.cpp takes for bos and eos of a gpt2 vocabulary without the key
 
 
@@ -152,15 +154,16 @@ def _read_config(found: SpecialTokens, config: Mapping[str, Any]) -> None:
 def _read_post_processor(found: SpecialTokens, post_processor: object) -> None:
     if not isinstance(post_processor, dict):
         return
-    for processor in post_processor.get("processors", [post_processor]):
+    processors = post_processor.get("processors", [post_processor])
+    for processor in processors if isinstance(processors, list) else [processors]:
         match processor:
             case {"type": "ByteLevel"}:
                 found.flags.setdefault("bos", False)
                 found.flags.setdefault("eos", False)
-            case {"type": "TemplateProcessing"}:
-                _read_template(found, processor.get("single") or [], processor.get("pair") or [])
+            case {"type": "TemplateProcessing"} if all(isinstance(processor.get(key) or [], list) for key in TEXTS):
+                _read_template(found, *(processor.get(key) or [] for key in TEXTS))
             case _:
-                kind = processor.get("type") if isinstance(processor, dict) else processor
+                kind = shown(processor.get("type") if isinstance(processor, dict) else processor)
                 found.findings.warn("post-processor", "tokenizer.json", f"the post-processor {kind} is not understood")
 
 

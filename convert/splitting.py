@@ -36,7 +36,7 @@ class Split:
 
 def parse_size(text: str) -> int:
     """A size such as `48G` or `500M` in bytes; units are powers of 1000. Raises UsageError for anything else."""
-    match = re.fullmatch(r"(\d+)([KMG]?)", text.strip().upper())
+    match = re.fullmatch(r"([0-9]{1,18})([KMG]?)", text.strip().upper())
     if match is None:
         raise UsageError(
             "bad-size", f"{text!r} is no size", subject="--split-max-size", remedy="for example 48G or 500M"

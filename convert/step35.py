@@ -5,10 +5,12 @@ Sources: conversion/step3.py of llama.cpp b11549; the configuration classes of t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nextn.convert.family import GATING, Facts, Family
+from nextn.convert.checkpoint import shown
+from nextn.convert.family import GATING, Facts, Family, Fixed
 from nextn.convert.mapping import Names, NameTable, To, single
 from nextn.convert.transforms import Recipe, add_one, constant, llama3_frequency_factors
 from nextn.gguf_schema.errors import InputError
@@ -19,7 +21,19 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 ROTARY_SHARE = {FULL: 0.5, SLIDING: 1.0}
 # The context before rope scaling when the configuration is silent, as upstream assumes it.
 ASSUMED_ORIGINAL_CONTEXT = 8192
-
+# The model's code takes some of these from the configuration; runtimes take none.
+FIXED: Fixed = {
+    "zero_centered": (True,),
+    "use_qk_norm": (True,),
+    "use_head_wise_attn_gate": (True,),
+    "sink": (False,),
+    "hidden_act": ("silu",),
+    "yarn_only_types": ([FULL],),
+    "rope_parameters.rope_type": ("default",),
+    f"rope_parameters.{SLIDING}.rope_type": ("default",),
+    f"rope_parameters.{SLIDING}.type": ("default",),
+}
+LAYER_NUMBER = re.compile(r"\s*[0-9]{1,9}\s*")
 
 PLUS_ONE = single(add_one)
 LAYER = "layers.{i}."
@@ -63,6 +77,7 @@ NAMES: NameTable = {
 
 def hyperparameters(facts: Facts) -> Step35:
     """The hyper-parameters from the raw hub spelling or the one transformers writes; tensors settle what lists omit."""
+    facts.require_fixed(FIXED)
     head_dim = facts.integer("head_dim")
     heads = {FULL: facts.integer("num_attention_heads"), SLIDING: _sliding_heads(facts)}
     kv_heads = {FULL: facts.integer("num_attention_groups", "num_key_value_heads")}
@@ -73,29 +88,30 @@ def hyperparameters(facts: Facts) -> Step35:
     facts.require(SLIDING in kinds, "layer_types", "no sliding layer: llama.cpp aborts on such a step35 file")
     _check_rotary_share(facts, kinds)
     experts = _expert_blocks(facts)
+    expert_count = facts.integer("moe_num_experts", "n_routed_experts")
     gating = facts.word("moe_router_activation", default="sigmoid")
     facts.require(gating in GATING, "moe_router_activation", f"{gating!r} is neither sigmoid nor softmax")
     return Step35(
         trunk_blocks=facts.trunk_blocks,
         nextn_blocks=facts.nextn_blocks,
         vocab_size=facts.integer("vocab_size"),
-        context_length=facts.integer("max_position_embeddings"),
+        context_length=facts.integer("max_position_embeddings", least=1),
         embedding_length=facts.integer("hidden_size"),
         feed_forward_length=facts.integer("intermediate_size"),
         attention_head_count=tuple(heads[kind] for kind in kinds),
         attention_head_count_kv=tuple(kv_heads[kind] for kind in kinds),
         attention_key_length=head_dim,
         attention_value_length=head_dim,
-        attention_layer_norm_rms_epsilon=facts.number("rms_norm_eps"),
-        attention_sliding_window=facts.integer("sliding_window"),
+        attention_layer_norm_rms_epsilon=facts.number("rms_norm_eps", above=0),
+        attention_sliding_window=facts.integer("sliding_window", least=1),
         attention_sliding_window_pattern=tuple(kind == SLIDING for kind in kinds),
         rope_freq_base=_rope_base(facts, kinds, FULL),
         rope_freq_base_swa=_rope_base(facts, kinds, SLIDING),
         rope_factor_count=head_dim // 2 if _llama3_scaling(facts) else 0,
         expert_blocks=experts,
         expert_gating_func=GATING[gating],
-        expert_count=facts.integer("moe_num_experts", "n_routed_experts"),
-        expert_used_count=facts.integer("moe_top_k", "num_experts_per_tok"),
+        expert_count=expert_count,
+        expert_used_count=facts.used_experts("moe_top_k", "num_experts_per_tok", of=expert_count),
         expert_feed_forward_length=facts.integer("moe_intermediate_size"),
         expert_shared_feed_forward_length=facts.integer("share_expert_dim", "share_expert_dims"),
         expert_weights_scale=facts.number("moe_router_scaling_factor", default=None),
@@ -165,8 +181,8 @@ def _expert_blocks(facts: Facts) -> frozenset[int]:
 def _listed_expert_blocks(facts: Facts) -> frozenset[int]:
     if listed := facts.get("moe_layers_enum", default=None):
         layers = listed if isinstance(listed, list) else str(listed).split(",")
-        wrong = [layer for layer in layers if not str(layer).strip().isdigit()]
-        facts.require(not wrong, "moe_layers_enum", f"{wrong} are no layer numbers")
+        wrong = [layer for layer in layers if not LAYER_NUMBER.fullmatch(str(layer))]
+        facts.require(not wrong, "moe_layers_enum", f"{shown(wrong)} are no layer numbers")
         return frozenset(int(layer) for layer in layers)
     kinds = facts.sequence("mlp_layer_types", of=str) + facts.sequence("mtp_mlp_layer_types", default=(), of=str)
     return frozenset(i for i, kind in enumerate(kinds) if kind == "sparse")
@@ -185,7 +201,7 @@ def _check_rotary_share(facts: Facts, kinds: list[str]) -> None:
     shares = dict(enumerate(listed)) | {
         kind: share
         for kind in ROTARY_SHARE
-        if (share := facts.get(f"rope_parameters.{kind}.partial_rotary_factor", default=None))
+        if (share := facts.get(f"rope_parameters.{kind}.partial_rotary_factor", default=None)) is not None
     }
     for i, kind in enumerate(kinds):
         share = shares.get(i, shares.get(kind, ROTARY_SHARE[kind]))
@@ -200,8 +216,7 @@ def _rope_base(facts: Facts, kinds: list[str], kind: str) -> float:
     """The rotary base of a kind of layer; all its layers must share one."""
     if not isinstance(facts.get("rope_theta", default=None), list):
         return float(facts.number(f"rope_parameters.{kind}.rope_theta", "rope_theta", above=0))
-    listed = facts.sequence("rope_theta", of=int | float)
-    bases = {float(base) for base, k in zip(listed, kinds, strict=False) if k == kind}
+    bases = {base for base, k in zip(facts.numbers("rope_theta"), kinds, strict=False) if k == kind}
     one = len(bases) == 1 and min(bases) > 0
     facts.require(one, "rope_theta", f"{kind} layers have the bases {sorted(bases)}; a file holds one above 0")
     return bases.pop()
@@ -219,7 +234,7 @@ def _clamps(facts: Facts, key: str) -> tuple[float, ...] | None:
     """Activation limits by block; null means none (0)."""
     if facts.get(key, default=None) is None:
         return None
-    listed = facts.sequence(key, of=int | float | None)
+    listed = facts.numbers(key)
     enough = len(listed) >= facts.trunk_blocks
     facts.require(enough, key, f"has {len(listed)} entries for {facts.trunk_blocks} layers")
     short = len(facts.blocks) - len(listed)
@@ -227,7 +242,7 @@ def _clamps(facts: Facts, key: str) -> tuple[float, ...] | None:
         facts.findings.warn(
             "short-list", key, f"has no entry for the last {short} layers; no limit (0) is written for them"
         )
-    return tuple(float(limit or 0) for limit in [*listed, *[0.0] * short][: len(facts.blocks)])
+    return tuple([*listed, *[0.0] * short][: len(facts.blocks)])
 
 
 def generated(facts: Facts, h: Step35) -> Iterator[tuple[str, Recipe]]:

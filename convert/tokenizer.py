@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nextn.convert.chat_template import chat_template_keys
-from nextn.convert.checkpoint import read_json
+from nextn.convert.checkpoint import read_json, shown
 from nextn.convert.special_tokens import Style, find_special_tokens
-from nextn.convert.vocabulary import read_vocabulary
+from nextn.convert.vocabulary import Vocabulary, merge_parts, read_vocabulary
 from nextn.gguf_schema.contents import Value, array, string
-from nextn.gguf_schema.errors import InputError, UsageError
+from nextn.gguf_schema.errors import InputError, UsageError, counted, listed
 from nextn.gguf_schema.pretokenizers import PRETOKENIZERS, Pretokenizer, recognise, split_patterns
 from nextn.gguf_schema.types import ValueType
 from nextn.validators.findings import Finding, Findings
@@ -66,6 +66,7 @@ def tokenizer_keys(
         if REPLACEMENT in vocabulary.tokens[id_] and REPLACEMENT not in text:
             message = f"added token {text!r} ({id_}) does not survive decoding: no text will match it"
             findings.warn("added-token-text", str(path), message, "set `normalized` of this token to true")
+    _check_texts(vocabulary, path, findings)
     _note_normalizer(tokenizer.get("normalizer"), path, findings)
     special = find_special_tokens(
         tokenizer.get("post_processor"),
@@ -127,9 +128,9 @@ def _compare_added_tokens(
     declared = tokenizer_config.get("added_tokens_decoder")
     entries = declared.items() if isinstance(declared, dict) else ()
     strangers = [
-        f"{entry['content']!r} ({id_})"
+        f"{text!r} ({id_})"
         for id_, entry in entries
-        if isinstance(entry, dict) and "content" in entry and str(added_ids.get(entry["content"])) != id_
+        if isinstance(entry, dict) and isinstance(text := entry.get("content"), str) and str(added_ids.get(text)) != id_
     ]
     if strangers:
         findings.warn(
@@ -138,6 +139,17 @@ def _compare_added_tokens(
             f"lists {len(strangers)} tokens that added_tokens of tokenizer.json has not, such as {strangers[0]}",
             "save the tokenizer again with transformers, so that tokenizer.json holds them",
         )
+
+
+def _check_texts(vocabulary: Vocabulary, path: Path, findings: Findings) -> None:
+    """Warn of tokens and merges that a reader cannot use."""
+    if empty := [str(id_) for id_, text in enumerate(vocabulary.tokens) if not text]:
+        findings.warn("empty-token", str(path), f"tokens without a text, which no text will match: ids {listed(empty)}")
+    known = set(vocabulary.tokens)
+    useless = [m for m in vocabulary.merges if not known.issuperset((*(parts := merge_parts(m)), "".join(parts)))]
+    if useless:
+        message = f"{counted(len(useless), 'merge')} of parts, or to a whole, that are no tokens: {shown(useless[0])}"
+        findings.warn("unknown-merge", str(path), message, "take vocabulary and merges from the same tokenizer")
 
 
 def _note_normalizer(normalizer: object, path: Path, findings: Findings) -> None:

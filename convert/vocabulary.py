@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nextn.convert.checkpoint import shown
 from nextn.gguf_schema.errors import InputError
 from nextn.gguf_schema.vocabulary import TokenType
 
@@ -99,7 +100,7 @@ def _added_tokens(tokenizer: Mapping[str, Any], path: Path) -> list[AddedToken]:
                 special = bool(entry.get("special", False))
                 tokens.append(AddedToken(id_, text, special, bool(entry.get("normalized", not special))))
             case _:
-                raise _malformed(f"an entry of added_tokens has no id or no content: {str(entry)[:80]}", path)
+                raise _malformed(f"an entry of added_tokens has no id or no content: {shown(entry)}", path)
     return tokens
 
 
@@ -109,7 +110,7 @@ def _base_ids(model: Mapping[str, Any], path: Path) -> Mapping[str, int]:
         raise _malformed("model.vocab is not an object", path)
     for text, id_ in vocab.items():
         if type(id_) is not int:
-            raise _malformed(f"the id of token {text!r} is not an integer: {id_!r}", path)
+            raise _malformed(f"the id of token {text!r} is not an integer: {shown(id_)}", path)
     return vocab
 
 
@@ -179,10 +180,15 @@ def _merge(entry: object, path: Path) -> str:
     match entry:
         case [str(left), str(right)]:
             return " ".join(part.replace(" ", BYTE_LEVEL_SPACE) for part in (left, right))
-        # Readers split at the first space after the first character.
         case str(merge) if " " in merge[1:]:
             return merge
-    raise _malformed(f"not a merge of two parts: {str(entry)[:80]!r}", path)
+    raise _malformed(f"not a merge of two parts: {shown(entry)}", path)
+
+
+def merge_parts(merge: str) -> tuple[str, str]:
+    """The two parts of a written merge; readers split at the first space after the first character."""
+    cut = merge.index(" ", 1)
+    return merge[:cut], merge[cut + 1 :]
 
 
 def _as_list(value: object, name: str, path: Path) -> list[Any]:

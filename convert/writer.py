@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
 import shutil
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from nextn.convert.journal import Journal
-from nextn.convert.output import Output, sync_folder
+from nextn.convert.journal import Journal, journal_of
+from nextn.convert.output import Output, open_locked, partial_of, refuse_foreign, sync_folder, write_error
 from nextn.convert.payload import Piece, piece_bytes, pieces
 from nextn.convert.plan import Payload, Plan
 from nextn.gguf_schema.errors import InputError, NextnError, UsageError
@@ -26,6 +27,11 @@ from nextn.gguf_schema.errors import InputError, NextnError, UsageError
 SYNC_BYTES = 16 << 30
 # Called with the number of bytes written since the last call.
 Progress = Callable[[int], None]
+# Called with a line for the user.
+Notice = Callable[[str], None]
+KEPT = "the same command continues what it left unfinished"
+# Files that are open for short times, and those of the libraries.
+OPEN_BESIDES = 64
 
 
 class Written(NamedTuple):
@@ -42,21 +48,27 @@ def write_plan(
     overwrite: bool = False,
     jobs: int | None = None,
     progress: Progress = lambda _: None,
+    notice: Notice = lambda _: None,
     beside: Sequence[Path] = (),
     finish: Callable[[list[Path]], None] = lambda _: None,
 ) -> Written:
     """Write all files of the plan under `folder` with `jobs` threads, or continue doing so.
 
     `finish` is called with the paths when the files are in place, before the run counts as over; the files that it
-    writes are named by `beside`.
+    writes are named by `beside`. `notice` is told when a run continues, and when it replaces the unfinished work of
+    another plan, which is no use to this one.
 
     Raises UsageError when an output exists (without `overwrite`), is one of the inputs, or is being written by another
     process; InputError when space is short, a source cannot be read or changes, or a value does not fit its type. After
     an error no incomplete file has a final name; finished data is kept for the same call, unless it cannot succeed.
+    An error or interrupt after which data is kept says so in a note (`__notes__`).
     """
     paths = [folder / file.path for file in plan.files]
-    _check_names([*paths, *beside], plan.inputs)
+    check_names(plan, folder, beside)
+    _allow_open_files(len(paths) + len(plan.sources))
     _make_folders(paths[:1])
+    if not overwrite:
+        refuse_foreign([journal_of(paths[0])])
     with ExitStack() as cleanup:
         journal = cleanup.enter_context(Journal(plan, paths[0]))
         outputs = [
@@ -65,31 +77,37 @@ def write_plan(
         ]
         kept = frozenset(journal.found.tensors)
         try:
-            if not (journal.found.complete and all(output.is_begun or output.is_finished for output in outputs)):
-                _refuse_existing([*paths, *beside], overwrite)
-                _make_folders([*paths, *beside])
-                _prepare(plan, outputs, journal)
+            written = journal.found.complete and all(
+                output.is_begun or output.is_finished(journal.found.published.get(str(output.file.path)))
+                for output in outputs
+            )
+            _make_way(beside if written else [*paths, *beside], overwrite)
+            if not (overwrite or journal.is_ours):
+                refuse_foreign(output.partial for output in outputs)
+            _try(beside, overwrite)
+            if not written:
+                _prepare(plan, outputs, journal, notice)
                 kept = frozenset(journal.found.tensors)
                 _stream(plan, outputs, journal, jobs or default_jobs(), progress)
             for output in outputs:
                 output.finish(journal.found.tensors)
-            for output in outputs:
-                output.publish(overwrite=overwrite)
-            for path in {path.parent for path in paths}:
-                sync_folder(path)
+            _publish(outputs, journal, overwrite)
             finish(paths)
-        except NextnError as error:
-            if error.code in HOPELESS or not journal.tells:
+        except BaseException as error:
+            hopeless = isinstance(error, NextnError) and error.code in HOPELESS
+            if hopeless or not journal.tells:
                 for output in outputs:
                     output.discard()
                 journal.remove()
+            else:
+                error.add_note(KEPT)
             raise
         journal.remove()
     return Written(paths, kept)
 
 
 # The same call would meet these errors again, so nothing is kept for it.
-HOPELESS = ("overflow", "not-as-planned", "source-changed")
+HOPELESS = ("overflow", "not-finite", "bad-scale", "not-as-planned", "source-changed")
 # More threads than this only take memory: one thread writes.
 MOST_JOBS = 16
 
@@ -99,15 +117,61 @@ def default_jobs() -> int:
     return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, MOST_JOBS)
 
 
-def _check_names(paths: Sequence[Path], inputs: Iterable[Path]) -> None:
-    protected = {path.resolve() for path in inputs}
-    targets = [path.resolve() for path in paths]
-    for path, target in zip(paths, targets, strict=True):
-        if target in protected:
+def check_names(plan: Plan, folder: Path, beside: Iterable[Path] = ()) -> None:
+    """Raise UsageError when a file to write, or one that unfinished work gets, is an input or another such file."""
+    finals = [*(folder / file.path for file in plan.files), *beside]
+    names = [*finals, *map(partial_of, finals), journal_of(finals[0])]
+    targets = [path.resolve() for path in names]
+    times = Counter(targets)
+    folders = {parent for target in set(targets) for parent in target.parents}
+    protected = {path.resolve() for path in plan.protected}
+    inodes = {*filter(None, map(_inode, protected))}
+    for path, target in zip(names, targets, strict=True):
+        if target in protected or _inode(path) in inodes:
             raise UsageError("output-is-input", "is an input; an input is never opened for writing", subject=str(path))
-        if targets.count(target) > 1:
+        if times[target] > 1 or (target in folders and not path.is_dir()):
             remedy = "put {role} into the template, and give the manifest a name of its own"
             raise UsageError("same-output", "several files would get this name", subject=str(path), remedy=remedy)
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    """What the hard links of a file have in common."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _allow_open_files(count: int) -> None:
+    """Let this process have so many files open, and a few besides; InputError when the system forbids it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + OPEN_BESIDES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        if hard != resource.RLIM_INFINITY and hard < wanted:
+            raise InputError(
+                "too-many-files",
+                f"{wanted} files must be open at once, {hard} may be",
+                remedy="raise the limit (ulimit -n), or write fewer and larger shards",
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _make_way(paths: Sequence[Path], overwrite: bool) -> None:
+    _refuse_existing(paths, overwrite)
+    _make_folders(paths)
+
+
+def _try(beside: Iterable[Path], overwrite: bool) -> None:
+    """Make sure, before the long work, that files can be written that are written after it."""
+    for partial in map(partial_of, beside):
+        if not overwrite:
+            refuse_foreign([partial])
+        try:
+            os.close(open_locked(partial))
+            partial.unlink()
+        except OSError as error:
+            raise write_error(partial, error) from error
 
 
 def _refuse_existing(paths: Sequence[Path], overwrite: bool) -> None:
@@ -127,10 +191,14 @@ def _make_folders(paths: Iterable[Path]) -> None:
             raise InputError("no-folder", f"cannot be made: {error.strerror}", subject=str(folder)) from error
 
 
-def _prepare(plan: Plan, outputs: Sequence[Output], journal: Journal) -> None:
+def _prepare(plan: Plan, outputs: Sequence[Output], journal: Journal, notice: Notice) -> None:
     """Make sure of the space, and open the partial files: as they are when a run is continued, else anew."""
     if not all(output.is_begun for output in outputs):
         journal.found.tensors.clear()
+    if journal.found.tensors:
+        notice(f"continuing: {len(journal.found.tensors)} of {len(plan.payload)} tensors are there")
+    elif journal.tells or any(output.is_stale for output in outputs):
+        notice(f"starting over: the unfinished work at {outputs[0].partial} is of other options or sources, or damaged")
     check_space(outputs, continued=bool(journal.found.tensors))
     # The journal comes first: it must not tell of data that a partial file no longer holds.
     journal.start()
@@ -156,6 +224,17 @@ def check_space(outputs: Sequence[Output], *, continued: bool) -> None:
                 subject=str(folder),
                 remedy="free some space, choose another disk, or emit fewer roles at a time",
             )
+
+
+def _publish(outputs: Sequence[Output], journal: Journal, overwrite: bool) -> None:
+    """Give all complete files their final names, and tell the journal before which ones they are."""
+    inodes = {str(output.file.path): output.partial.stat().st_ino for output in outputs if output.partial.exists()}
+    if inodes:
+        journal.publish(inodes)
+    for output in outputs:
+        output.publish(overwrite=overwrite)
+    for path in {output.path.parent for output in outputs}:
+        sync_folder(path)
 
 
 def _stream(plan: Plan, outputs: Sequence[Output], journal: Journal, jobs: int, progress: Progress) -> None:
@@ -218,8 +297,7 @@ def _sync(pool: ThreadPoolExecutor, outputs: Sequence[Output], journal: Journal)
 
 def _refuse_changed(plan: Plan) -> None:
     """Raise InputError when a source is not what it was when the plan was made."""
-    sources = {source.source for payload in plan.payload for source in payload.recipe.sources}
-    for source in sources:
+    for source in plan.sources:
         if not source.is_unchanged:
             raise InputError(
                 "source-changed",

@@ -98,8 +98,12 @@ def encode_header(
     """The bytes of a file (version 3, little-endian) up to its data: keys and tensors in their order, then padding.
 
     `alignment`, which the offsets were made for, must be what the keys say. InputError, naming key or tensor, when it
-    is not, when a value does not fit its type, and for names and dimensions that a loader refuses.
+    is not, when a value does not fit its type, for names and dimensions that a loader refuses, and for more keys or
+    tensors than `read_header` takes.
     """
+    for what, count, most in (("keys", len(keys), _MAX_KEYS), ("tensors", len(tensors), _MAX_TENSORS)):
+        if count > most:
+            raise InputError("too-long", f"{count} {what}, want at most {most}")
     if alignment_of(keys) != alignment:
         message = f"key {ALIGNMENT_KEY!r}: says {alignment_of(keys)}, want {alignment} as the data is laid out"
         raise InputError("bad-alignment", message)

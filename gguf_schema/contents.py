@@ -59,11 +59,11 @@ class LocalFile:
         self.identity = self._identity(status)
 
     def _identity(self, status: os.stat_result) -> str:
-        return f"{self.path.resolve()} {status.st_ino} {status.st_size} {status.st_mtime_ns}"
+        return f"{self.path.resolve()} {status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the file has the size and time of change that it was opened with."""
+        """Whether the file has the size and times of change that it was opened with."""
         return self._identity(os.fstat(self._descriptor)) == self.identity
 
     def read(self, offset: int, length: int) -> bytes:

@@ -25,11 +25,19 @@ EH_PROJ = "nextn.eh_proj.weight"
 SHARED = "nextn.shared"
 TARGET_NAME = "nextn.target.name"
 TARGET_EMBEDDING_SHA256 = "nextn.target.token_embd_sha256"
+# Says that a file without an output matrix is meant to be so: the embedding is the model's output matrix too.
+TIED_OUTPUT = "nextn.tied_output"
 
 
 def block_indices(contents: Contents) -> set[int]:
     """Indices of all blocks that have a tensor."""
     return {block for name in contents.tensors if (block := block_of(name)) is not None}
+
+
+def is_tied(contents: Contents) -> bool:
+    """Whether the file says that the embedding takes the place of the output matrix, which it does not hold."""
+    value = contents.keys.get(TIED_OUTPUT)
+    return value is not None and value.value is True and OUTPUT not in contents.tensors
 
 
 def head_blocks(contents: Contents) -> set[int]:

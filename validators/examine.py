@@ -252,7 +252,7 @@ def _add_refusals(model: Examined, rows: Sequence[Forecast], findings: Findings)
     use = Use.PAIRED if Use.PAIRED in uses else Use.MAIN if trunk or Use.DRAFT not in uses else Use.DRAFT
     for row in rows:
         if row.as_ is use and row.outcome is not Outcome.LOADS:
-            message = f"{row.runtime} {row.outcome} it as {use}: {row.message}"
+            message = f"in {row.runtime}, as {use}: {row.outcome}: {row.message}"
             findings.error("forecast", model.contents.name, message, None, row.source)
 
 

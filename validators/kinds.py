@@ -91,8 +91,8 @@ def as_shown(contents: Contents, h: Hyperparameters) -> Hyperparameters:
     """The hyper-parameters where tensors show them, so that one wrong key is not found again in each tensor.
 
     These are the kinds of layers, the place of the n-gram layer, the rows of the embedding; and that there is an output
-    matrix: a file does not say that the embedding is meant to be it, and models of the families have their own. What
-    keys do not tell, because they are too short or no loader takes their value, is left open.
+    matrix, so that one that is missing is looked for: models of the families have their own. What keys do not tell,
+    because they are too short or no loader takes their value, is left open.
     """
     changed: dict[str, Any] = {"tied_output": False} if hasattr(h, "tied_output") else {}
     changed |= _arrays_as_they_are(contents, h)

@@ -10,7 +10,7 @@ from typing import Any
 
 from nextn.gguf_schema.architecture import Without
 from nextn.gguf_schema.glm5_next import Glm5Next
-from nextn.gguf_schema.nextn_generic import EH_PROJ, EMBEDDING, OUTPUT, block_indices, head_blocks
+from nextn.gguf_schema.nextn_generic import EH_PROJ, EMBEDDING, OUTPUT, block_indices, head_blocks, is_tied
 from nextn.gguf_schema.qwen4exp import Qwen4Exp
 from nextn.gguf_schema.step35 import Step35
 from nextn.gguf_schema.types import F32
@@ -201,8 +201,8 @@ def window_of_other_kind(loaded: Loaded, _: bool) -> str | None:
 
 
 def output_tied(loaded: Loaded, _: bool) -> str | None:
-    """The output matrix of a qwen4exp file."""
-    return None if OUTPUT in loaded.tensors else OUTPUT
+    """The output matrix of a qwen4exp file that does not say that it does without."""
+    return None if OUTPUT in loaded.tensors or is_tied(loaded.contents) else OUTPUT
 
 
 def no_embedding(loaded: Loaded, _: bool) -> str | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nextn.gguf_schema.architecture import Architecture, Hyperparameters, Role, TensorSpec, Without, block_of
 from nextn.gguf_schema.contents import Contents, TensorInfo
+from nextn.gguf_schema.errors import counted, listed
 from nextn.gguf_schema.layouts import UPSTREAM, layout_of
-from nextn.gguf_schema.nextn_generic import EMBEDDING, OUTPUT
+from nextn.gguf_schema.nextn_generic import EMBEDDING, OUTPUT, TIED_OUTPUT, is_tied
 from nextn.gguf_schema.reading import ARCHITECTURES, read_hyperparameters
 from nextn.gguf_schema.types import F32
 from nextn.validators.blocks import examine_blocks
@@ -20,6 +21,8 @@ from nextn.validators.traps import NGRAM_TABLE
 from nextn.validators.wording import dims, loader_of
 
 EIGHT_BITS = 8
+# More wrong shapes than this are told as one.
+MOST_SHAPES = 3
 READER = "src/llama-model-loader.cpp of llama.cpp b11549"
 
 # Matrices that upstream stores in F32, where another type computes but loses what the router or the indexer needs.
@@ -81,10 +84,11 @@ def _examine_family(
         info = contents.tensors.get(tensor.name)
         if info is None:
             if tensor.certain and tensor.name not in report.explained:
-                _missing(architecture, role, tensor, layout, findings)
+                _missing(architecture, role, tensor, layout, findings, tied=is_tied(contents))
             continue
         _examine_shape(architecture, tensor, info, findings)
         _examine_type(architecture, tensor, info, findings)
+    _gather_shapes(findings)
     _unexpected(architecture, contents, report, layout, wanted, findings)
 
 
@@ -147,12 +151,18 @@ def _join_fused(architecture: Architecture, contents: Contents, wanted: dict[str
                 del wanted[piece.name]
 
 
-def _missing(architecture: Architecture, role: Role, tensor: Wanted, layout: str, findings: Findings) -> None:
+def _missing(
+    architecture: Architecture, role: Role, tensor: Wanted, layout: str, findings: Findings, *, tied: bool
+) -> None:
     spec = tensor.spec
     without = spec.without if role.has_trunk else spec.without_in_head or spec.without
     if spec.optional:
         return
     message = f"is missing: llama.cpp b11549 {without}"
+    if tensor.name == OUTPUT and without is Without.WRONG and tied:
+        message = f"is not there, as {TIED_OUTPUT} says: llama.cpp b11549 takes {EMBEDDING} for it"
+        findings.note("tensor-missing", tensor.name, message, None, loader_of(architecture.name))
+        return
     if tensor.name == OUTPUT and without is Without.WRONG:
         message = f"is missing: llama.cpp b11549 silently takes {EMBEDDING} for it, right only for a tied model"
     remedy = "take it from the source (nextn convert) or from the file it was cut from"
@@ -176,6 +186,18 @@ def _examine_shape(architecture: Architecture, tensor: Wanted, info: TensorInfo,
         return
     message += ": llama.cpp b11549 refuses the file ('has wrong shape')"
     findings.error("tensor-shape", info.name, message, "convert it again", loader_of(architecture.name))
+
+
+def _gather_shapes(findings: Findings) -> None:
+    """Make one finding of many wrong shapes: one wrong key shows in the tensors of every block."""
+    wrong = [finding for finding in findings if finding.rule == "tensor-shape"]
+    if len(wrong) <= MOST_SHAPES:
+        return
+    first, *rest = wrong
+    more = f"and {counted(len(rest), 'more tensor')} with other dimensions: {listed(each.subject for each in rest)}"
+    remedy = f"one wrong key may be behind all of them; else {first.remedy}"
+    findings[findings.index(first)] = replace(first, message=f"{first.message}; {more}", remedy=remedy)
+    findings[:] = [finding for finding in findings if finding not in rest]
 
 
 def _plain(ne: tuple[int, ...]) -> tuple[int, ...]:

@@ -44,9 +44,22 @@ def not_empty(_: click.Context, __: click.Parameter, value: str | None) -> str |
     return value
 
 
+class SomePath(click.Path):
+    """A path; an empty one, as from an unset variable, would mean the working folder."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path of a text; fails when it is empty."""
+        if value == "":
+            self.fail("is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @click.command(epilog=EXAMPLE)
-@click.argument("source", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for the files; made when missing.")
+@click.argument("source", type=SomePath())
+@click.option("-o", "--output", type=SomePath(), help="Folder for the files; made when missing.")
 @click.option(
     "--outfile",
     callback=not_empty,
@@ -83,15 +96,13 @@ def not_empty(_: click.Context, __: click.Parameter, value: str | None) -> str |
 @click.option("--no-tensor-first-split", is_flag=True, help="Put the metadata alone into the first of the shards.")
 @click.option("--require-mtp", is_flag=True, help="Fail when the checkpoint has no head.")
 @click.option("--model-name", callback=not_empty, metavar="NAME", help="The general.name of the files.")
-@click.option(
-    "--metadata", type=click.Path(path_type=Path), metavar="FILE", help="JSON object of general.* keys to set."
-)
+@click.option("--metadata", type=SomePath(), metavar="FILE", help="JSON object of general.* keys to set.")
 @click.option("--pre", metavar="TYPE", help="Pre-tokenizer type, for a tokenizer.json that is not recognised.")
 @click.option("--tie", is_flag=True, help="Take the embeddings as output matrix when the checkpoint has none.")
 @click.option("--jobs", type=click.IntRange(1), help="Threads that read and encode.  [default: one per processor]")
 @click.option(
     "--manifest",
-    type=click.Path(path_type=Path),
+    type=SomePath(),
     metavar="FILE",
     help="Write there what each tensor was made of, and the files' hashes.",
 )
@@ -103,9 +114,11 @@ def command(source: Path, **asked: Any) -> None:
 
     One file is written per role, all from one read of the checkpoint's bytes. Roles: combined (trunk and head), trunk,
     mtp (the head with embeddings and output matrix, a draft model of its own), mtp-shared (the head alone).
-    A run that was interrupted continues when the same command is given again.
+    A run that was interrupted continues when the same command is given again. With other options or changed sources it
+    starts over, and says so.
     """
     from nextn.convert.pipeline import execute, plan
+    from nextn.convert.writer import check_names
 
     report = Report(asked["as_json"], asked["quiet"])
     start = time.monotonic()
@@ -115,6 +128,7 @@ def command(source: Path, **asked: Any) -> None:
     for finding in planned.findings:
         report.note(str(finding))
     if asked["dry_run"]:
+        check_names(planned, folder, [asked["manifest"]] if asked["manifest"] else [])
         free = shutil.disk_usage(nearest).free
         report.result(_plan_text(planned, folder, free), plan_as_json(planned, folder, free, start))
         return
@@ -127,6 +141,7 @@ def command(source: Path, **asked: Any) -> None:
             jobs=asked["jobs"],
             manifest_file=asked["manifest"],
             progress=progress,
+            notice=report.note,
         )
     report.result(_text(done), done.as_json())
 

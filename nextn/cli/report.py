@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -20,6 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 # What a shell reports for programs ended by SIGINT and SIGPIPE.
 INTERRUPTED = 130
 READER_GONE = 141
+STDERR = 2  # the last of the standard streams' numbers
 # Progress lines are at least this far apart, so that quick work prints none.
 SECONDS_BETWEEN_LINES = 1.0
 
@@ -39,7 +41,16 @@ def echo(text: str, *, err: bool = False) -> None:
 
 
 def print_anything() -> None:
-    """Let stdout and stderr escape characters that their encoding lacks, instead of failing when the work is done."""
+    """Let stdout and stderr escape characters that their encoding lacks, instead of failing when the work is done.
+
+    Streams that were closed lead nowhere: else the next file that is opened would get their numbers.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - as long as the process
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -129,23 +140,29 @@ def exit_status_of(error: BaseException, arguments: list[str]) -> int:
         if "--debug" in arguments:
             echo("".join(traceback.format_exception(error)).rstrip(), err=True)
         if isinstance(error, (KeyboardInterrupt, click.exceptions.Abort)):
-            echo("interrupted; the same command continues what it left unfinished", err=True)
+            echo("; ".join(("interrupted", *_notes(error))), err=True)
         elif isinstance(error, click.exceptions.NoArgsIsHelpError):
             echo(error.format_message(), err=True)
         else:
-            _print_error(_as_nextn_error(error), "--json" in arguments)
+            _print_error(_as_nextn_error(error), _notes(error), "--json" in arguments)
     if isinstance(error, (KeyboardInterrupt, click.exceptions.Abort)):
         return INTERRUPTED
     return _as_nextn_error(error).exit_status
 
 
-def _print_error(error: NextnError, as_json: bool) -> None:
+def _notes(error: BaseException | None) -> list[str]:
+    """What was noted of an error on its way; click raises its own in place of an interrupt."""
+    return [*getattr(error, "__notes__", []), *_notes(error.__cause__)] if error else []
+
+
+def _print_error(error: NextnError, notes: list[str], as_json: bool) -> None:
     where = f"{error.subject}: " if error.subject else ""
     echo(f"error: {where}{error.message}", err=True)
-    if error.remedy:
-        echo(f"  {error.remedy}", err=True)
+    remedy = "; ".join(filter(None, (error.remedy, *notes))) or None
+    if remedy:
+        echo(f"  {remedy}", err=True)
     if as_json:
-        fields = {"code": error.code, "message": error.message, "subject": error.subject, "remedy": error.remedy}
+        fields = {"code": error.code, "message": error.message, "subject": error.subject, "remedy": remedy}
         echo(json.dumps({"error": fields}))
 
 

@@ -11,6 +11,7 @@ process with it, which is why nothing else happens here and why only the standar
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import http.client
 import json
@@ -71,6 +72,7 @@ def complete(address: str, prompt: list[int], job: dict[str, Any]) -> dict[str, 
     connection.close()
     if "error" in answer:
         print(answer["error"]["message"], file=sys.stderr, flush=True)
+        flush_log()
         os._exit(1)  # see main
     timings = answer["timings"]
     return {
@@ -81,6 +83,20 @@ def complete(address: str, prompt: list[int], job: dict[str, Any]) -> dict[str, 
         "seconds_prefill": timings["prompt_ms"] / 1000,
         "seconds_decode": timings["predicted_ms"] / 1000,
     }
+
+
+def flush_log() -> None:
+    """Wait until llama.cpp's log thread has written all lines: they say why it failed, and leaving would lose them.
+
+    xllamacpp has no call for it, but its library exports llama.cpp's own; without it nothing is waited for.
+    """
+    import xllamacpp.xllamacpp
+
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(xllamacpp.xllamacpp.__file__)
+        log, flush = library["_Z15common_log_mainv"], library["_Z16common_log_flushP10common_log"]
+        log.restype, flush.argtypes, flush.restype = ctypes.c_void_p, [ctypes.c_void_p], None
+        flush(log())
 
 
 def main() -> None:
@@ -94,16 +110,20 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # crashes are expected; nobody wants their memory on disk
     from xllamacpp import Server
 
-    if not job["prompts"]:
-        server = Server(parameters(job))
-    for prompt in job["prompts"]:
-        # llama.cpp keeps the pending hidden row of a slot from one request to the next: only a new server drafts
-        # like a first request. Starting one takes 10 to 150 ms on a tiny model.
-        server = Server(parameters(job))
-        line = json.dumps(complete(server.listening_address, prompt, job))
-        os.write(results, f"{line}\n".encode())
-        del server
-        gc.collect()
+    try:
+        if not job["prompts"]:
+            server = Server(parameters(job))
+        for prompt in job["prompts"]:
+            # llama.cpp keeps the pending hidden row of a slot from one request to the next: only a new server drafts
+            # like a first request. Starting one takes 10 to 150 ms on a tiny model.
+            server = Server(parameters(job))
+            line = json.dumps(complete(server.listening_address, prompt, job))
+            os.write(results, f"{line}\n".encode())
+            del server
+            gc.collect()
+    except Exception:
+        flush_log()
+        raise
     # Not by returning: the destructor of a server that has not served yet may wait for its loop forever.
     os._exit(0)
 

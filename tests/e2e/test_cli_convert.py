@@ -94,6 +94,7 @@ def test_several_roles_without_role_in_the_template(tmp_path: Path) -> None:
         (["-o", "out", "--mtp", "--emit", "trunk"], "emit-twice"),
         (["-o", "out", "--no-tensor-first-split"], "no-split"),
         (["-o", "out", "--split-max-size", "48GB"], "bad-size"),
+        (["-o", "out", "--split-max-size", "9" * 5000], "bad-size"),
         (["-o", "out", "--split-max-tensors", "-1"], "usage"),
         (["-o", "out", "--jobs", "0"], "usage"),
         (["-o", "out", "--mtp", "--no-mtp"], "emit-twice"),

@@ -7,11 +7,14 @@ import os
 import shutil
 import signal
 import subprocess
-import time
+import sys
 from pathlib import Path
 
 import pytest
 from command import ALL_ROLES, INDEX, LAST_SHARD, NEXTN, STEP, result, run
+
+from nextn.cli.report import exit_status_of
+from nextn.gguf_schema.errors import InputError
 
 
 @pytest.fixture
@@ -31,6 +34,8 @@ def damaged(kind: str, folder: Path) -> None:
         case "no head":
             last.unlink()
             (folder / INDEX).unlink()
+            for shard in folder.glob("*-of-00003.safetensors"):
+                shard.rename(shard.with_name(shard.name.replace("of-00003", "of-00002")))
         case "no tokenizer":
             (folder / "tokenizer.json").unlink()
         case "config":
@@ -53,7 +58,7 @@ def damaged(kind: str, folder: Path) -> None:
         ("", ["--model-name", " "], 2, "usage", None, "--model-name"),
         ("", ["--nonsense"], 2, "usage", None, "--nonsense"),
         ("", ["--metadata", "absent.json"], 3, "no-file", "absent.json", "absent.json"),
-        ("", ["--metadata", "."], 3, "unreadable", ".", "directory"),
+        ("", ["--metadata", "."], 3, "unreadable", ".", "regular file"),
     ],
 )
 def test_a_failure_is_one_clear_error(
@@ -134,29 +139,78 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
         assert process.stderr.read() == ""
 
 
+WAITING = """
+import sys, time
+from nextn.cli import main
+from nextn.convert import pipeline
+
+def wait(_):
+    print("waiting", flush=True)
+    time.sleep(60)
+
+pipeline.open_checkpoint = wait
+main(sys.argv[1:])
+"""
+
+
 def test_an_interrupt_ends_quietly_and_leaves_no_file(tmp_path: Path) -> None:
-    """The metadata is a pipe to which nothing is written, so that planning waits until it is interrupted."""
-    pipe, out = tmp_path / "metadata.json", tmp_path / "out"
-    os.mkfifo(pipe)
-    command = [NEXTN, "convert", str(STEP), "-o", str(out), "--metadata", str(pipe)]
+    """While planning, after which there is nothing to continue."""
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", WAITING, "convert", str(STEP), "-o", str(out)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        writer = open_when_read(pipe, process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=60)
-        os.close(writer)
-    assert (process.returncode, stdout, stderr.strip()) == (
-        130,
-        "",
-        "interrupted; the same command continues what it left unfinished",
-    )
+    assert (process.returncode, stdout, stderr.strip()) == (130, "", "interrupted")
     assert not out.exists()
 
 
-def open_when_read(pipe: Path, process: subprocess.Popen[str]) -> int:
-    """Open the writing end of a named pipe as soon as the process has opened the other."""
-    while process.poll() is None:
-        try:
-            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError:
-            time.sleep(0.02)
-    raise AssertionError(f"ended before it read the pipe: {process.communicate()}")
+def test_what_is_kept_is_promised(capsys: pytest.CaptureFixture[str]) -> None:
+    error = KeyboardInterrupt()
+    error.add_note("the same command continues what it left unfinished")
+    assert exit_status_of(error, []) == 130
+    full = InputError("no-space", "the disk is full", remedy="free some space")
+    full.add_note("more")
+    assert exit_status_of(full, []) == 3
+    assert capsys.readouterr().err == (
+        "interrupted; the same command continues what it left unfinished\n"
+        "error: the disk is full\n  free some space; more\n"
+    )
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", ">&- 2>&- <&-"])
+def test_closed_streams(closed: str, tmp_path: Path) -> None:
+    command = f'"{NEXTN}" convert "{STEP}" -o "{tmp_path}" --mtp {closed}'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, check=False, timeout=60)  # noqa: S607
+    assert done.returncode == 0
+    assert [path.suffix for path in tmp_path.iterdir()] == [".gguf"]
+
+
+def test_names_that_are_not_utf8(tmp_path: Path) -> None:
+    checkpoint = Path(shutil.copytree(STEP, tmp_path / os.fsdecode(b"model\xff")))
+    out = tmp_path / os.fsdecode(b"out\xfe")
+    arguments = ("--mtp", "--model-name", "X", "--manifest", out / "m.json")
+    done = run("convert", checkpoint, "-o", out, *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    (file,) = json.loads((out / "m.json").read_text())["files"]
+    assert Path(file["path"]).parent == out
+
+
+@pytest.mark.parametrize("arguments", [["", "-o", "out"], ["CHECKPOINT", "-o", ""], ["CHECKPOINT", "--manifest", ""]])
+def test_empty_paths_are_refused(arguments: list[str], tmp_path: Path) -> None:
+    done = run("convert", *(str(STEP) if text == "CHECKPOINT" else text for text in arguments), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "is empty" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_refuses_the_same_names(tmp_path: Path) -> None:
+    out = tmp_path / "a.gguf"
+    out.write_text("an older file")
+    arguments = ("convert", STEP, "--outfile", out, "--mtp", "--dry-run")
+    assert "(exists)" in run(*arguments).stdout
+    done = run(*arguments, "--manifest", tmp_path / "a.gguf.journal")
+    assert (done.returncode, "several files would get this name" in done.stderr) == (2, True)
+    done = run(*arguments, "--manifest", STEP / "config.json")
+    assert (done.returncode, "is an input" in done.stderr) == (2, True)

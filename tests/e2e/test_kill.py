@@ -56,7 +56,8 @@ def test_a_disk_that_fails(error: str, message: str, tmp_path: Path) -> None:
     arguments = ("convert", STEP, "-o", tmp_path / "out", *ALL_ROLES, "--jobs", "2")
     done = child(error, middle, tmp_path / "log", *arguments)
     assert done.returncode == 3
-    line, remedy = done.stderr.splitlines()
+    # On a slow machine progress stands before the error.
+    *_, line, remedy = done.stderr.splitlines()
     assert line.startswith(f"error: {tmp_path / 'out'}")
     assert line.split(".partial: ")[1].startswith(message)
     assert "run the same command again" in remedy
@@ -132,7 +133,8 @@ def test_real_kills_of_a_large_conversion(seed: int, tmp_path: Path) -> None:
                 finals = {name: digest for name, digest in hashes(out).items() if name.endswith(".gguf")}
                 assert finals.items() <= expected.items()
                 continue
-        assert process.returncode == 0, stderr
+        # Killed between the end of the work and the end of the process, there is nothing left to do.
+        assert process.returncode == 0 or hashes(out) == expected, stderr
         break
     assert kills > 0
     assert hashes(out) == expected

@@ -14,7 +14,9 @@ from command import run
 from fp8 import array_of, dequantize, fp8_model, quantize
 
 from nextn.convert.checkpoint import open_checkpoint
+from nextn.convert.pipeline import convert
 from nextn.gguf_schema.architecture import Role
+from nextn.gguf_schema.errors import InputError
 
 DENSE = "model.layers.0.mlp.up_proj.weight"
 STACKED = "model.layers.2.moe.down_proj.weight"
@@ -255,3 +257,68 @@ def test_what_was_fp8_is_told_by_nothing_but_its_types(tmp_path: Path) -> None:
     assert [str(found) for found in plan.findings if "fp8" in str(found).lower()] == []
     with pytest.raises(ValueError):
         finding(plan, "fp8")
+
+
+@pytest.mark.parametrize("block", [(24, 40), (32, 64)])
+@pytest.mark.parametrize(
+    ("scale", "said"), [(np.nan, "is NaN or infinite"), (np.inf, "is NaN or infinite"), (0, "is zero for a block")]
+)
+def test_a_scale_that_ruins_its_weights(scale: float, said: str, block: tuple[int, int], tmp_path: Path) -> None:
+    """A NaN among the scales made a matrix NaN, a zero erased a block of it, without a word."""
+    copy = fp8_model("step35", block)
+    name = DENSE + "_scale_inv"
+    scales = array_of(copy.tensors[name]).copy()
+    scales[2, 1] = scale
+    copy.tensors[name] = copy.tensors[name]._replace(data=scales.tobytes())
+    with pytest.raises(InputError) as caught:
+        written(copy.write(tmp_path))
+    assert (caught.value.code, caught.value.subject) == ("bad-scale", name)
+    assert said in caught.value.message
+    assert DENSE in caught.value.message
+
+
+@pytest.mark.parametrize("block", [(24, 40), (32, 64)])
+def test_a_block_of_zeros_may_have_a_scale_of_zero(block: tuple[int, int], tmp_path: Path) -> None:
+    copy = fp8_model("step35", block)
+    values, scales = array_of(copy.tensors[DENSE]).copy(), array_of(copy.tensors[DENSE + "_scale_inv"]).copy()
+    values[: block[0], : block[1]], scales[0, 0] = 0, 0
+    copy.tensors[DENSE] = copy.tensors[DENSE]._replace(data=values.tobytes())
+    copy.tensors[DENSE + "_scale_inv"] = copy.tensors[DENSE + "_scale_inv"]._replace(data=scales.tobytes())
+    assert written(copy.write(tmp_path))["blk.0.ffn_up.weight"][1] == sha256(dequantize(values, scales, block))
+
+
+def test_blocks_larger_than_any_matrix(tmp_path: Path) -> None:
+    """A configuration with blocks of 10^12 columns made the reader ask for an array of that size."""
+    copy = fp8_model("step35", (300, 300))
+    copy.config["quantization_config"]["weight_block_size"] = [10**9, 10**30]
+    assert written(copy.write(tmp_path))["blk.0.ffn_up.weight"][1] == sha256(expected(copy, DENSE, (300, 300)))
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("I64", 8), ("U8", 1), ("BOOL", 1), ("F64", 8), ("F8_E4M3", 1)])
+def test_scales_of_a_type_that_scales_have_not(dtype: str, size: int, tmp_path: Path) -> None:
+    copy = fp8_model("step35")
+    name = DENSE + "_scale_inv"
+    copy.tensors[name] = copy.tensors[name]._replace(dtype=dtype, data=bytes(8 * 4 * size))
+    error = refusal(copy.write(tmp_path))
+    assert (error.code, error.subject) == ("scale-dtype", name)
+    assert dtype in error.message
+
+
+def test_an_empty_object_does_not_hide_the_block_size(tmp_path: Path) -> None:
+    """`quantization_config: {}` in text_config hid the root's, and blocks became 128 by 128."""
+    copy = fp8_model("step35", (32, 48))
+    copy.text["quantization_config"] = {}
+    assert written(copy.write(tmp_path))["blk.0.ffn_up.weight"][1] == sha256(expected(copy, DENSE, (32, 48)))
+
+
+@pytest.mark.parametrize("outtype", ["f16", "q8_0"])
+def test_a_product_beyond_float32_has_no_remedy_that_cannot_work(outtype: str, tmp_path: Path) -> None:
+    copy = fp8_model("step35")
+    name = DENSE + "_scale_inv"
+    scales = np.full_like(array_of(copy.tensors[name]), 3e38)
+    copy.tensors[name] = copy.tensors[name]._replace(data=scales.tobytes())
+    with pytest.raises(InputError) as caught:
+        convert(copy.write(tmp_path), tmp_path / "out", (Role.COMBINED,), outtype)
+    assert (caught.value.code, caught.value.subject) == ("overflow", "blk.0.ffn_up.weight")
+    assert "beyond float32" in caught.value.message
+    assert "--tensor-type" not in str(caught.value.remedy)

@@ -7,14 +7,16 @@ import io
 import json
 import os
 import pickle
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import safetensors.numpy
 from checkpoints import INDEX, Model, model, safetensors_bytes, stored
+from families import FAMILIES
 
-from nextn.convert.checkpoint import Checkpoint, open_checkpoint
+from nextn.convert.checkpoint import Checkpoint, open_checkpoint, shown
 from nextn.gguf_schema.errors import InputError
 
 if TYPE_CHECKING:
@@ -172,6 +174,36 @@ def test_pickled_weights_beside_safetensors_do_not_matter(tmp_path: Path) -> Non
     assert open_checkpoint(folder).findings == ()
 
 
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize(("kind", "message"), [("link", "a link to a file that is not there"), ("folder", "no file")])
+def test_a_shard_that_is_no_file(tmp_path: Path, kind: str, message: str, index: bool) -> None:
+    """Without an index a part of the model would be gone without a word."""
+    folder = checkpoint(tmp_path / "m")
+    (folder / TWO).unlink()
+    (folder / TWO).mkdir() if kind == "folder" else (folder / TWO).symlink_to("/nonexistent")
+    if not index:
+        (folder / INDEX).unlink()
+    error = refusal(folder)
+    assert (error.code, error.subject) == ("not-a-shard", str(folder / TWO))
+    assert message in error.message
+
+
+def test_a_key_that_occurs_twice(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "m")
+    (folder / "config.json").write_text('{"text_config": {"rms_norm_eps": 1e-5, "rms_norm_eps": 0.5}}')
+    error = refusal(folder)
+    assert (error.code, error.subject) == ("bad-json", str(folder / "config.json"))
+    assert "a name occurs twice: 'rms_norm_eps'" in error.message
+
+
+def test_a_value_in_a_message_is_short() -> None:
+    bomb: object = "x"
+    for _ in range(40):
+        bomb = [bomb] * 10
+    for value in (bomb, 1 << 100_000, {"a": [1 << 100_000]}, "x" * 10_000):
+        assert len(shown(value)) <= 120
+
+
 # --- the index
 
 
@@ -276,3 +308,15 @@ def test_a_truncated_part_of_a_real_checkpoint(tmp_path: Path) -> None:
     last = [name for name, tensor in source.tensors.items() if tensor.part == part.name][-1]
     assert (error.code, error.subject) == ("truncated-shard", str(part))
     assert error.message == f"is 1 byte short: 1 tensor cut off from {last} on"
+
+
+def test_a_shard_that_is_missing_without_an_index_is_told_by_the_names(tmp_path: Path) -> None:
+    """A head often stands alone in the last shard: it must not be taken for no head."""
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(FAMILIES["step35"].checkpoint, folder)
+    (folder / "model.safetensors.index.json").unlink()
+    open_checkpoint(folder)
+    (folder / "model-00003-of-00003.safetensors").unlink()
+    with pytest.raises(InputError, match="1 shard of 3 not there: model-00003-of-00003") as caught:
+        open_checkpoint(folder)
+    assert caught.value.code == "missing-shard"

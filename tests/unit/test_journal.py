@@ -13,10 +13,11 @@ import tiny_plan
 from interrupted import hashes
 from tiny_plan import NAMES, interrupted
 
-from nextn.convert import journal
+from nextn.convert import journal, output
+from nextn.convert.output import Output
 from nextn.convert.plan import Plan
 from nextn.convert.writer import write_plan
-from nextn.gguf_schema.errors import UsageError
+from nextn.gguf_schema.errors import InputError, UsageError, VerdictError
 
 JOURNAL = "toy.gguf.journal"
 Written = Callable[[], list[str]]
@@ -41,7 +42,18 @@ def test_a_run_continues(
 
 @pytest.mark.parametrize(
     ("torn", "redone"),
-    [(b'{"done": "tens', 2), (b"\0" * 100, 2), (b'[]\n{"done": "tensor.2"}\n', 2), (b'{"done": "tensor.2"}', 2)],
+    [
+        (b'{"done": "tens', 2),
+        (b"\0" * 100, 2),
+        (b'[]\n{"done": "tensor.2"}\n', 2),
+        (b'{"done": "tensor.2"}', 2),
+        (b'{"done": ["tensor.2"]}\n', 2),
+        (b'{"done": "tensor.2", "sha256": 1}\n', 2),
+        (b'{"fingerprint": "x"}\n', 2),
+        (b"[" * 200_000 + b"\n", 2),
+        (b'{"published": 1}\n', 2),
+    ],
+    ids=lambda value: str(value)[:40],
 )
 def test_a_torn_line_ends_a_journal(
     torn: bytes,
@@ -68,10 +80,6 @@ def of_another_plan(lines: list[dict[str, Any]]) -> None:
     lines[0]["fingerprint"] = "0" * 64
 
 
-def without_beginning(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [*lines[1:], {"synced": True}]
-
-
 def of_another_boot(lines: list[dict[str, Any]]) -> None:
     lines[0]["boot"] = "0" * 36
 
@@ -91,7 +99,6 @@ def of_two_boots(lines: list[dict[str, Any]]) -> None:
     ("edit", "expected"),
     [
         (of_another_plan, NAMES),
-        (without_beginning, NAMES),
         (of_another_boot, NAMES),
         (of_another_boot_synced, NAMES[1:]),
         (of_two_boots, ["tensor.0", *NAMES[2:]]),
@@ -222,3 +229,85 @@ def test_an_old_file_stays_until_the_new_one_is_complete(
     monkeypatch.setattr(Path, "replace", looking)
     write_plan(plan, out, overwrite=True)
     assert hashes(out) == whole
+
+
+@pytest.mark.parametrize("options", ["same", "others"])
+def test_a_run_tells_whether_it_continues(
+    options: str, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The work of another plan is no use to this one; it does not go without a word."""
+    told: list[str] = []
+    out = tmp_path / "out"
+    interrupted(plan, out, monkeypatch)
+    if options == "others":
+        plan = Plan(plan.files[:1], plan.payload)
+    write_plan(plan, out, notice=told.append)
+    (line,) = told
+    if options == "same":
+        assert line == "continuing: 2 of 4 tensors are there"
+    else:
+        assert line.startswith("starting over: ")
+        assert str(out / "toy.gguf.partial") in line
+    write_plan(plan, tmp_path / "fresh", notice=told.append)
+    assert len(told) == 1
+
+
+def test_an_old_file_is_not_taken_for_the_lost_new_one(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old file has the same header: only what the journal saw getting its name counts."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    write_plan(plan, out)
+    source.write_bytes(bytes(source.stat().st_size))
+    plan = tiny_plan.tiny_plan(source)
+    monkeypatch.setattr(Output, "publish", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_plan(plan, out, overwrite=True)
+    monkeypatch.undo()
+    (out / "toy.gguf.partial").unlink()
+    with pytest.raises(UsageError) as caught:
+        write_plan(plan, out)
+    assert caught.value.code == "output-exists"
+    write_plan(plan, out, overwrite=True)
+    write_plan(plan, tmp_path / "new")
+    assert hashes(out) == hashes(tmp_path / "new")
+
+
+def interrupt(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_overwriting_goes_on_when_both_names_are_on_one_file(
+    plan: Plan, whole: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            write_plan(plan, out)
+    assert (out / "toy.gguf.partial").samefile(out / "toy.gguf")
+    write_plan(plan, out, overwrite=True)
+    assert hashes(out) == whole
+
+
+# --- read back
+
+
+def failing(*_: object) -> None:
+    raise InputError("too-long", "4201 keys")
+
+
+def test_a_file_that_cannot_be_read_back_is_never_published(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    monkeypatch.setattr(output, "read_header", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_plan(plan, out)
+    monkeypatch.setattr(output, "read_header", failing)
+    for _ in range(2):  # the first one continues after the header was written, the second one starts anew
+        with pytest.raises(VerdictError) as caught:
+            write_plan(plan, out)
+        assert caught.value.code == "not-as-planned"
+        assert "4201 keys" in caught.value.message
+        assert hashes(out) == {}

@@ -244,3 +244,21 @@ def test_the_child_imports_nothing_heavy() -> None:
     )
     run = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+def test_a_child_that_gives_up_loses_no_line_of_the_log() -> None:
+    """llama.cpp writes its log from a thread of its own: a child that left at once ended as a bare "exit status 1"."""
+    pytest.importorskip("xllamacpp")
+    outcome = child(
+        "import ctypes, xllamacpp.xllamacpp\n"
+        "from nextn.runtime.engines.llama_cpp_child import flush_log\n"
+        "os.dup2(2, 1)\n"
+        "library = ctypes.CDLL(xllamacpp.xllamacpp.__file__)\n"
+        "main, add = library['_Z15common_log_mainv'], library['_Z14common_log_addP10common_log14ggml_log_levelPKcz']\n"
+        "main.restype = ctypes.c_void_p\n"
+        "for i in range(20000): add(ctypes.c_void_p(main()), 4, b'line %d\\n', i)\n"
+        "flush_log()\n"
+        "os._exit(1)\n"
+    )
+    assert outcome.status == "error"
+    assert outcome.log.rstrip().endswith("line 19999")

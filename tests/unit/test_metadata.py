@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -151,6 +152,48 @@ def test_damaged_card(tmp_path: Path, card: str) -> None:
         described(tmp_path, card)
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "2024-13-45",
+        "[" * 5000,
+        "1" * 5000,
+        "!!timestamp x",
+        "!!bool maybe",
+        "!!int ''",
+    ],
+)
+def test_card_with_a_value_that_the_library_cannot_build(tmp_path: Path, value: str) -> None:
+    with pytest.raises(InputError, match="front matter is not readable") as caught:
+        described(tmp_path, f"---\na: {value}\n---\n")
+    assert len(caught.value.message) < 400
+
+
+def test_card_that_grows(tmp_path: Path) -> None:
+    """A short file whose value takes hours to spell out."""
+    lines = ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12))]
+    card = "\n".join(["---", *lines, "license: *a11", "---", ""])
+    with pytest.raises(InputError, match="must be a list of texts") as caught:
+        general(described(tmp_path, card))
+    assert len(caught.value.message) < 200
+    with pytest.raises(InputError, match="must be a text"):
+        general(described(tmp_path, "---\nname: 0x" + "f" * 9000 + "\n---\n"))
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"), [("a\0b", "a-b"), ("a\nb", "a-b"), ("a\u202eb", "a-b"), ("../x", "..-x"), ("ä β", "ä-β")]
+)
+def test_names_of_files_hold_nothing_unseen(tmp_path: Path, name: str, stem: str) -> None:
+    assert described(tmp_path, overrides={"general.name": name, "general.basename": None}).stem() == stem
+
+
+@pytest.mark.parametrize("name", ["", "  "])
+def test_a_blank_name(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="not blank") as caught:
+        described(tmp_path, overrides={"general.name": name}).stem()
+    assert caught.value.subject == "general.name"
+
+
 def test_card_that_is_not_text(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_bytes(b"---\nname: \xff\n---\n")
     with pytest.raises(InputError, match="front matter is not readable"):
@@ -206,6 +249,13 @@ def test_override_of_a_key_that_is_not_authorship(tmp_path: Path, key: str, reme
 def test_damaged_overrides(tmp_path: Path, text: str) -> None:
     with pytest.raises(InputError, match=r"overrides\.json"):
         described(tmp_path, overrides=text)
+
+
+def test_overrides_that_are_no_file(tmp_path: Path) -> None:
+    """Opening a pipe would wait for a writer."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="not a regular file"):
+        read_description(tmp_path, overrides_file=tmp_path / "pipe")
 
 
 def test_missing_overrides_file(tmp_path: Path) -> None:

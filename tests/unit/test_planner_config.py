@@ -10,6 +10,8 @@ import pytest
 from checkpoints import Model, finding, model, planned, refusal, rules, stored
 from families import FAMILIES
 
+from nextn.convert import families
+from nextn.convert.mapping import To
 from nextn.gguf_schema.architecture import Role
 from nextn.gguf_schema.errors import InputError
 
@@ -136,6 +138,15 @@ UNSUPPORTED: dict[str, list[tuple[str, Any]]] = {
         ("swiglu_limits", [0.0] * 4),
         ("layer_types", ["full_attention", "chunked_attention", *["sliding_attention"] * 6]),
         ("moe_layers_enum", "2,three"),
+        ("moe_layers_enum", "2,3,²"),
+        ("moe_layers_enum", "2,3," + "9" * 5000),
+        ("zero_centered", False),
+        ("use_qk_norm", False),
+        ("use_head_wise_attn_gate", False),
+        ("sink", True),
+        ("hidden_act", "gelu"),
+        ("yarn_only_types", ["full_attention", "sliding_attention"]),
+        ("moe_top_k", 9),
     ],
     "qwen4exp": [
         ("output_gate_type", "silu"),
@@ -153,6 +164,9 @@ UNSUPPORTED: dict[str, list[tuple[str, Any]]] = {
         ("attention_bias", True),
         ("layer_types", ["linear_attention"] * 7),
         ("layer_types", ["linear_attention"] * 7 + ["mamba"]),
+        ("hidden_act", "gelu"),
+        ("mtp_use_dedicated_embeddings", True),
+        ("num_experts_per_tok", 9),
     ],
     "glm5-next": [
         ("qk_rope_head_dim", 64),
@@ -165,6 +179,14 @@ UNSUPPORTED: dict[str, list[tuple[str, Any]]] = {
         ("mlp_layer_types", ["sparse", "dense", *["sparse"] * 4]),
         ("indexer_types", ["full"] * 5),
         ("layer_types", ["linear_attention"] * 5),
+        ("layer_types", [*["linear_attention"] * 3, "sliding_attention", "linear_attention", "full_attention"]),
+        ("indexer_types", ["full", "FULL", *["shared"] * 4]),
+        ("hidden_act", "gelu"),
+        ("index_kpool_compress", False),
+        ("mla_use_nope", False),
+        ("topk_method", "greedy"),
+        ("mhc", 1),
+        ("num_experts_per_tok", 9),
     ],
 }
 
@@ -179,6 +201,100 @@ def test_what_no_file_can_express(family: str, key: str, value: object, tmp_path
     assert error.code == "unsupported-config"
     beside = {"indexer_budget": "indexer_compress_ratio", "index_topk": "index_kpool"}
     assert error.subject == beside.get(key, key)
+
+
+@pytest.mark.parametrize(
+    ("family", "group", "key", "value"),
+    [
+        ("qwen4exp", "rope_parameters", "rope_type", "yarn"),
+        ("qwen4exp", "rope_parameters", "type", "linear"),
+        ("qwen4exp", "rope_scaling", "rope_type", "yarn"),
+        ("qwen4exp", "rope_scaling", "type", "yarn"),
+        ("qwen4exp", "rope_parameters", "mrope_interleaved", False),
+        ("qwen4exp", "rope_parameters", "mrope_section", [1, 2, 3, 4, 5]),
+        ("qwen4exp", "rope_parameters", "mrope_section", [3, -1]),
+        ("qwen4exp", "mtp", "rope_theta", 5),
+        ("qwen4exp", "mtp", "mtp_use_hidden_state_from_layer", 3),
+        ("step35", "rope_parameters", "rope_type", "llama3"),
+        ("step35", "rope_parameters", "sliding_attention", {"rope_type": "yarn"}),
+    ],
+)
+def test_what_no_file_can_express_within_a_group(
+    family: str, group: str, key: str, value: object, tmp_path: Path
+) -> None:
+    """A scaled rotation, a head with positions of its own: the files would compute another model."""
+    copy = model(family)
+    copy.text.setdefault(group, {})[key] = value
+    error = refusal(copy.write(tmp_path))
+    assert error.code == "unsupported-config"
+    assert str(error.subject).startswith(f"{group}.{key}")
+
+
+NAN, INFINITE = float("nan"), float("inf")
+UNFIT: dict[str, list[tuple[str, Any]]] = {
+    "step35": [
+        *(("swiglu_limits", [value] * 8) for value in (NAN, INFINITE, -1.0, 10**400, True, "1")),
+        *(("rms_norm_eps", value) for value in (NAN, INFINITE, -1, 0, 1e308, 10**400)),
+        ("rope_theta", [INFINITE] * 8),
+        ("rope_theta", [NAN] * 8),
+        ("moe_top_k", 0),
+        ("sliding_window", 0),
+        ("max_position_embeddings", 0),
+    ],
+    "qwen4exp": [("num_experts_per_tok", 0), ("rms_norm_eps", -1e-6), ("max_position_embeddings", 0)],
+    "glm5-next": [
+        *(("swiglu_limit", value) for value in (NAN, INFINITE, -3)),
+        *((key, "false") for key in ("norm_topk_prob", "index_kpool_always_select_tail")),
+        ("hc_eps", -1),
+        ("max_position_embeddings", 0),
+        ("num_experts_per_tok", 0),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"), [(family, *case) for family, cases in UNFIT.items() for case in cases]
+)
+def test_values_that_are_no_sizes(family: str, key: str, value: object, tmp_path: Path) -> None:
+    copy = model(family)
+    copy.text[key] = value
+    error = refusal(copy.write(tmp_path))
+    assert (error.code, error.subject) == ("config-value", key)
+    assert len(error.message) < 200
+
+
+def test_an_empty_object_does_not_hide_the_other_spelling(tmp_path: Path) -> None:
+    copy = model("step35")
+    scaling = copy.text["rope_scaling"]
+    copy.text.update({"rope_scaling": {}, "rope_parameters": {"full_attention": scaling}})
+    plan_ = planned(copy.write(tmp_path))
+    assert rules(plan_) == []
+    assert [file.header for file in plan_.files] == [
+        file.header for file in planned(model("step35").write(tmp_path / "original")).files
+    ]
+
+
+def test_two_spellings_of_a_key_that_differ(tmp_path: Path) -> None:
+    copy = model("step35")
+    copy.text.update({"num_key_value_heads": 1, "n_routed_experts": 8})
+    plan_ = planned(copy.write(tmp_path))
+    assert "num_attention_groups: is 2, but num_key_value_heads is 1; the former counts" in finding(
+        plan_, "config-spellings"
+    )
+
+
+@EACH_FAMILY
+def test_parts_of_one_tensor_share_a_transform(family: str) -> None:
+    """Guards the tables: parts with different ones are taken for two spellings."""
+    table = next(f for f in families.FAMILIES if f.architecture.name == family).names.rules.values()
+    ways: dict[str, set[int]] = {}
+    for rule in table:
+        for to in rule if isinstance(rule, tuple) else (rule,):
+            if isinstance(to, To) and to.part:
+                ways.setdefault(to.target, set()).add(id(to.transform))
+    for rule in table:
+        if isinstance(rule, To) and rule.target in ways:
+            assert ways[rule.target] == {id(rule.transform)}
 
 
 @EACH_FAMILY
@@ -236,3 +352,41 @@ def test_null_is_as_good_as_absent(family: str, tmp_path: Path) -> None:
             assert str(a) == str(b), key
         else:
             assert (a.files, rules(a)) == (b.files, rules(b)), key
+
+
+# --- what auto chooses
+
+
+def as_f16(copy: Model, pattern: str) -> int:
+    names = [name for name in copy.named(pattern) if copy.tensors[name].dtype == "BF16"]
+    for name in names:
+        words = np.frombuffer(copy.tensors[name].data, "<u2").astype("<u4") << 16
+        copy.tensors[name] = copy.tensors[name]._replace(dtype="F16", data=words.view("<f4").astype("<f2").tobytes())
+    return len(names)
+
+
+def test_auto_tells_when_matrices_are_of_several_types(tmp_path: Path) -> None:
+    """The first matrix decided for all, without a word about the others."""
+    copy = model("step35")
+    count = as_f16(copy, r"layers\.0\.mlp\.(up|down)_proj")
+    folder = copy.write(tmp_path)
+    said = finding(planned(folder, Role.COMBINED), "mixed-dtypes")
+    assert f" BF16, {count} F16)" in said
+    assert "takes BF16" in said
+    assert "mixed-dtypes" not in rules(planned(folder, Role.COMBINED, outtype="bf16"))
+
+
+@EACH_FAMILY
+def test_auto_has_nothing_to_tell_of_one_type(family: str, tmp_path: Path) -> None:
+    """Norms and routers are often stored in F32 beside BF16 matrices, and stay so in the file."""
+    assert "mixed-dtypes" not in rules(planned(model(family).write(tmp_path)))
+
+
+@pytest.mark.parametrize("tower", ["audio_tower.proj.weight", "visual.proj.weight"])
+def test_auto_does_not_look_at_towers(tower: str, tmp_path: Path) -> None:
+    copy = model("step35")
+    first = min(tensor.part for tensor in copy.tensors.values())
+    copy.tensors["a." + tower] = stored(np.zeros((4, 4), "<f2"), first)
+    plan = planned(copy.write(tmp_path), Role.COMBINED)
+    assert plan.files[0].path.name.endswith("-BF16.gguf")
+    assert "mixed-dtypes" not in rules(plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +10,10 @@ from checkpoints import finding, model, planned, refusal, rules
 from families import FAMILIES
 
 from nextn.gguf_schema.architecture import Role
+from nextn.gguf_schema.nextn_generic import TIED_OUTPUT
+from nextn.validators.examine import examine_contents
+from nextn.validators.findings import Severity
+from nextn.validators.forecast import forecast
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,3 +77,27 @@ def test_an_output_matrix_in_a_missing_file_is_not_tied(tmp_path: Path) -> None:
     error = refusal(copy.write(tmp_path), tie=True)
     assert (error.code, error.subject) == ("missing-tensors", "head.safetensors")
     assert "lm_head.weight" in error.message
+
+
+def test_a_tied_file_says_so_and_is_valid(tmp_path: Path) -> None:
+    """Our own validator called the output matrix missing in what our converter had made of a tied model."""
+    copy = model("qwen4exp")
+    copy.drop("^lm_head")
+    copy.config["tie_word_embeddings"] = True
+    for file in planned(copy.write(tmp_path)).files:
+        found = examine_contents(file.contents).findings
+        tied = TIED_OUTPUT in file.contents.keys
+        assert tied is (file.role is not Role.MTP_SHARED)
+        notes = [(f.severity, f.subject) for f in found if f.rule == "tensor-missing"]
+        assert notes == ([(Severity.NOTE, "output.weight")] if tied else [])
+        assert not any(f.severity is Severity.ERROR for f in found)
+        assert not any("output.weight" in row.message for row in forecast(file.contents) if tied)
+        unsaid = replace(file.contents, keys={k: v for k, v in file.contents.keys.items() if k != TIED_OUTPUT})
+        errors = [f.subject for f in examine_contents(unsaid).findings if f.severity is Severity.ERROR]
+        assert errors == (["output.weight"] if tied else [])
+
+
+@EACH_FAMILY
+def test_a_file_with_an_output_matrix_is_not_called_tied(family: str, tmp_path: Path) -> None:
+    plan = planned(model(family).write(tmp_path))
+    assert not any(TIED_OUTPUT in file.contents.keys for file in plan.files)

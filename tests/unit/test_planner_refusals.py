@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from checkpoints import Stored, model, refusal, stored
+from checkpoints import INDEX, Stored, model, refusal, stored
 from families import FAMILIES
 
 from nextn.convert.pipeline import plan
@@ -164,6 +165,58 @@ def test_two_spellings_of_one_tensor(family: str, name: str, twin: str, tmp_path
     assert error.code == "same-target"
     assert name in error.message
     assert twin in error.message
+
+
+def test_two_spellings_of_an_integer_constant(tmp_path: Path) -> None:
+    """Constants become keys, not tensors: the table alone would not see the second one."""
+    copy = model("qwen4exp")
+    (name,) = copy.named("layer_multipliers")
+    twin = name.replace("model.language_model.", "model.")
+    copy.tensors[twin] = copy.tensors[name]
+    error = refusal(copy.write(tmp_path))
+    assert (error.code, error.subject) == ("same-target", "layers.1.ple.ple_embedding.layer_multipliers")
+    assert f"{name} and {twin}" in error.message
+
+
+def test_an_index_with_a_second_spelling(tmp_path: Path) -> None:
+    """Not a missing tensor: no download would bring it."""
+    folder = model("step35").write(tmp_path)
+    index = json.loads((folder / INDEX).read_text())
+    index["weight_map"]["norm.weight"] = "model-00001-of-00003.safetensors"
+    (folder / INDEX).write_text(json.dumps(index))
+    error = refusal(folder)
+    assert (error.code, error.subject) == ("same-target", "norm.weight")
+    assert "model.norm.weight and norm.weight, the latter only in the index" in error.message
+    assert "download" not in str(error.remedy)
+
+
+@pytest.mark.parametrize("number", ["03", "1" * 5000, "٣"])
+def test_a_number_that_is_no_layer(number: str, tmp_path: Path) -> None:
+    copy = model("step35")
+    copy.rename(r"layers\.3\.input_layernorm", f"layers.{number}.input_layernorm")
+    assert refusal(copy.write(tmp_path)).code == "unknown-tensors"
+
+
+def test_some_experts_fused_and_others_one_by_one(tmp_path: Path) -> None:
+    copy = model("qwen4exp")
+    (name,) = copy.named(r"model.layers\.0\.mlp\.experts\.gate_up_proj")
+    base, part = name.removesuffix("gate_up_proj"), copy.tensors[name].part
+    for e in range(1, 8):
+        for half in ("gate_proj", "up_proj"):
+            copy.tensors[f"{base}{e}.{half}.weight"] = stored(np.zeros((32, 128), "<f4"), part)
+    error = refusal(copy.write(tmp_path))
+    assert (error.code, error.subject) == ("same-target", "blk.0.ffn_gate_exps.weight")
+    assert f"{name} and {base}1.gate_proj.weight" in error.message
+
+
+def test_decays_in_fp8(tmp_path: Path) -> None:
+    copy = model("glm5-next")
+    (name,) = copy.named(r"layers\.0\.self_attn\.A_log")
+    part = copy.tensors[name].part
+    copy.tensors[name] = Stored("F8_E4M3", (1, 8), bytes(8), part)
+    copy.tensors[name + "_scale_inv"] = stored(np.ones((1, 1), "<f4"), part)
+    error = refusal(copy.write(tmp_path))
+    assert (error.code, error.subject) == ("unsupported-dtype", name)
 
 
 def test_experts_both_fused_and_one_by_one(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -246,11 +247,12 @@ def test_glm_shapes_of_other_savers(tmp_path: Path, originals: Originals) -> Non
     assert written(copy.write(tmp_path)) == originals("glm5-next")[1]
 
 
-def test_a_longer_a_log_gives_its_first_values(tmp_path: Path, originals: Originals) -> None:
+@pytest.mark.parametrize("shape", [(6,), (1, 8)])
+def test_a_longer_a_log_gives_its_first_values(shape: tuple[int, ...], tmp_path: Path, originals: Originals) -> None:
     copy = model("glm5-next")
     for name in copy.named(r"A_log$"):
         old = copy.tensors[name]
-        copy.tensors[name] = old._replace(shape=(6,), data=old.data + b"\x12\x34\x56\x78")
+        copy.tensors[name] = old._replace(shape=shape, data=(old.data + b"\x12\x34\x56\x78" * 2)[: prod(shape) * 2])
     assert written(copy.write(tmp_path)) == originals("glm5-next")[1]
 
 

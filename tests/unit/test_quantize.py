@@ -7,12 +7,13 @@ import re
 from collections.abc import Callable
 
 import gguf
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
 from gguf import quants
 
-from nextn.convert.quantize import encode
+from nextn.convert.quantize import NotFiniteError, encode
 from nextn.gguf_schema.types import BF16, F16, F32, Q8_0, TENSOR_TYPES, TensorType
 
 Rows = npt.NDArray[np.float32]
@@ -194,3 +195,22 @@ def test_wide_types_hold_any_float() -> None:
     rows = np.full((1, 32), 3e38, "<f4")
     assert encode(rows, F32).view("<f4").tolist() == rows.tolist()
     assert encode(rows, BF16).view("<u2").tolist() == [[0x7F62] * 32]
+
+
+@EACH_BLOCKED
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 17, 31])
+def test_a_value_that_is_no_number_does_not_ruin_a_block(type_: TensorType, value: float, place: int) -> None:
+    """One NaN in a row of a weight made all 32 values of its block NaN, and nobody was told."""
+    rows = RANDOM.standard_normal((4, 64)).astype("<f4")
+    rows[2, 32 + place] = value
+    with pytest.raises(NotFiniteError, match=f"1 NaN or infinite values would ruin their blocks in {type_.name}"):
+        encode(rows, type_)
+
+
+@pytest.mark.parametrize("type_", [F32, F16, BF16], ids=lambda type_: type_.name)
+def test_a_nan_stays_by_itself_where_there_are_no_blocks(type_: TensorType) -> None:
+    rows = np.ones((1, 32), "<f4")
+    rows[0, 3] = np.nan
+    dtype = {"F32": "<f4", "F16": "<f2", "BF16": ml_dtypes.bfloat16}[type_.name]
+    assert np.flatnonzero(np.isnan(encode(rows, type_).view(dtype).astype("<f4"))).tolist() == [3]

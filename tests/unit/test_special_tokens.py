@@ -103,7 +103,31 @@ def test_token_that_only_tokenizer_config_lists_is_doubtful(folder: Folder) -> N
     assert "'<new>' (7)" in result.findings[0].message
 
 
+@pytest.mark.parametrize("content", [["<s>"], {"x": 1}, None])
+def test_a_listed_token_without_text_is_passed_over(folder: Folder, content: object) -> None:
+    assert folder.tokenizer_config is not None
+    folder.tokenizer_config["added_tokens_decoder"] = {"7": {"content": content}}
+    assert rules(folder.convert()) == []
+
+
 # --- flags
+
+
+@pytest.mark.parametrize(
+    "post_processor",
+    [
+        {"type": "Sequence", "processors": None},
+        {"type": "Sequence", "processors": 5},
+        {"type": "Sequence", "processors": [None]},
+        {"type": "TemplateProcessing", "single": {"a": 1}, "pair": []},
+        {"type": "TemplateProcessing", "single": [], "pair": "xx"},
+    ],
+)
+def test_a_malformed_post_processor_is_doubtful(folder: Folder, post_processor: object) -> None:
+    folder.tokenizer["post_processor"] = post_processor
+    result = folder.convert()
+    assert rules(result) == ["post-processor"]
+    assert found(result, "_token") == {}
 
 
 def template(single: str, pair: str = "") -> dict[str, Any]:

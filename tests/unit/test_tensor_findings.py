@@ -18,17 +18,22 @@ from edited_contents import (
     renamed,
     taking,
     with_array,
+    with_number,
     with_tensor,
     with_type,
     without,
     without_keys,
 )
 from families import FAMILIES
+from fault_table_step35 import OPTIONAL
+from fault_tables import FAULTS
+from faults import Fault, edited
 
 from nextn.gguf_schema.architecture import Role, TensorSpec
 from nextn.gguf_schema.reading import ARCHITECTURES
 from nextn.gguf_schema.types import BF16, F16, Q8_0, TENSOR_TYPES, TensorType
 from nextn.validators.findings import Severity
+from nextn.validators.loader_keys import Outcome
 
 if TYPE_CHECKING:
     pass
@@ -277,3 +282,22 @@ def test_keys_that_do_not_tell_are_not_guessed() -> None:
         for key in list(planned(family).keys):
             rules = {rule for _, rule, _ in found(without_keys(planned(family), key))}
             assert not rules & {"tensor-shape", "tensor-unexpected", "tensor-missing"}, (family, key)
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS.values() if fault.note == OPTIONAL], ids=lambda f: f.id)
+def test_the_table_says_what_llama_cpp_does_without_a_tensor(fault: Fault) -> None:
+    """Real llama.cpp answers as the table of faults says; step35's own table said "wrong" of some that abort."""
+    base = planned(STEP)
+    (name,) = base.tensors.keys() - edited(base, fault.edit).tensors.keys()
+    crashes = any(answer.outcome in (Outcome.ABORTS, Outcome.SEGFAULTS) for answer in (fault.main, fault.draft))
+    effect = "loads and aborts when it computes" if crashes else "loads and computes something else"
+    assert effect in message(without(base, name), "tensor-missing")
+
+
+def test_one_wrong_key_is_one_finding() -> None:
+    """A wrong width gave one finding for each tensor of each block, and hid everything else."""
+    contents = with_number(planned(STEP), "expert_feed_forward_length", 65)
+    (only,) = [finding for finding in examine(contents)[1] if finding.rule == "tensor-shape"]
+    assert (only.severity, only.subject) == (Severity.ERROR, "blk.2.ffn_gate_exps.weight")
+    assert "and 8 more tensors with other dimensions: " in only.message
+    assert "wrong key" in str(only.remedy)

@@ -95,6 +95,40 @@ def test_merges(folder: Folder, merges: list[Any], written: tuple[str, ...]) -> 
 
 
 @pytest.mark.parametrize(
+    ("merges", "shown"),
+    [
+        ([["a", "b"]], None),
+        ([["a", "b"], ["zz", "b"]], "'zz b'"),
+        (["a b ab"], "'a b ab'"),
+        ([["b", "a"]], "'b a'"),
+    ],
+)
+def test_merges_of_what_is_no_token_are_doubtful(folder: Folder, merges: list[Any], shown: str | None) -> None:
+    folder.tokenizer["model"]["merges"] = merges
+    result = folder.convert()
+    assert rules(result) == ([] if shown is None else ["unknown-merge"])
+    assert (
+        shown is None or f"1 merge of parts, or to a whole, that are no tokens: {shown}" in result.findings[0].message
+    )
+
+
+def test_a_token_without_text_is_doubtful(folder: Folder) -> None:
+    folder.tokenizer["model"]["vocab"][""] = 7
+    result = folder.convert()
+    assert rules(result) == ["empty-token"]
+    assert "ids 7" in result.findings[0].message
+
+
+def test_a_token_that_occurs_twice(folder: Folder) -> None:
+    """A parser would keep the later id without a word."""
+    folder.convert()
+    path = folder.path / "tokenizer.json"
+    path.write_text(path.read_text().replace('"a": 0', '"a": 7, "a": 0'))
+    with pytest.raises(InputError, match="a name occurs twice: 'a'"):
+        tokenizer_keys(folder.path, {}, 8, style="gpt2")
+
+
+@pytest.mark.parametrize(
     ("changes", "code", "message"),
     [
         ({"model": model(type="WordPiece")}, "unsupported-tokenizer", "WordPiece"),

@@ -10,7 +10,7 @@ import sys
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,11 +21,11 @@ from families import FAMILIES
 
 from nextn.convert.checkpoint import open_checkpoint
 from nextn.convert.pipeline import convert
-from nextn.convert.plan import Plan
+from nextn.convert.plan import Plan, hash_placeholder, plan_file
 from nextn.convert.planner import Options, plan_conversion
 from nextn.convert.writer import write_plan
 from nextn.gguf_schema.architecture import Role
-from nextn.gguf_schema.contents import ByteSource
+from nextn.gguf_schema.contents import ByteSource, string
 from nextn.gguf_schema.errors import InputError, NextnError, UsageError
 
 EACH_FAMILY = pytest.mark.parametrize("family", FAMILIES)
@@ -136,6 +136,21 @@ def test_a_folder_that_cannot_be_made(source: Path, tmp_path: Path) -> None:
         convert(source, tmp_path / "file" / "out")
     assert caught.value.code == "no-folder"
     assert str(caught.value.subject).startswith(str(tmp_path / "file"))
+
+
+def test_a_header_that_would_not_be_read_is_not_planned() -> None:
+    keys = {"general.architecture": string("toy")} | {f"toy.{i}": string("") for i in range(1 << 12)}
+    with pytest.raises(InputError) as caught:
+        plan_file(Role.TRUNK, PurePosixPath("x"), keys, [])
+    assert (caught.value.code, caught.value.message) == ("too-long", "4097 keys, want at most 4096")
+
+
+def test_a_name_like_a_hash_to_come(source: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        plan_conversion(
+            open_checkpoint(source), Options((Role.MTP_SHARED,), model_name=hash_placeholder("token_embd.weight"))
+        )
+    assert caught.value.code == "bad-value"
 
 
 # --- errors on the way

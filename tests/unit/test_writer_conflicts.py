@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 
+import numpy as np
 import pytest
 import tiny_plan
 from interrupted import hashes
 from tiny_plan import NAMES, interrupted
 
-from nextn.convert.plan import Plan
+from nextn.convert.checkpoint import SourceTensor
+from nextn.convert.plan import Payload, Plan, plan_file
+from nextn.convert.transforms import copy
 from nextn.convert.writer import write_plan
+from nextn.gguf_schema.architecture import Role
+from nextn.gguf_schema.contents import LocalFile, TensorInfo, string
 from nextn.gguf_schema.errors import InputError, NextnError, UsageError
+from nextn.gguf_schema.types import F32
 
 JOURNAL = "toy.gguf.journal"
 Written = Callable[[], list[str]]
@@ -54,7 +62,128 @@ def test_a_refused_run_leaves_the_journal_of_another(
     assert hashes(out) == before
 
 
+# --- names that unfinished work gets
+
+
+@pytest.mark.parametrize("name", ["toy.gguf.partial", "toy.gguf.journal", "m.json.partial", "m.json", "toy.gguf"])
+@pytest.mark.parametrize("how", ["named", "linked"])
+def test_no_name_may_be_an_input(name: str, how: str, plan: Plan, tmp_path: Path) -> None:
+    """Whatever their names are, the sources are inputs too."""
+    out = tmp_path / "out"
+    out.mkdir()
+    source = tmp_path / "source"
+    before = source.read_bytes()
+    if how == "named":
+        plan = tiny_plan.tiny_plan(source.rename(out / name))
+    else:
+        os.link(source, out / name)
+    for overwrite in (False, True):
+        with pytest.raises(UsageError) as caught:
+            write_plan(plan, out, overwrite=overwrite, beside=[out / "m.json"])
+        assert (caught.value.code, caught.value.subject) == ("output-is-input", str(out / name))
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == {name: before}
+
+
+@pytest.mark.parametrize(
+    "manifest", ["toy.gguf.partial", "toy.gguf.journal", "shared/toy.gguf.partial", "shared", "toy.gguf/m.json"]
+)
+def test_no_two_files_get_one_name(manifest: str, plan: Plan, tmp_path: Path) -> None:
+    for overwrite in (False, True):
+        with pytest.raises(UsageError) as caught:
+            write_plan(plan, tmp_path / "out", overwrite=overwrite, beside=[tmp_path / "out" / manifest])
+        assert caught.value.code == "same-output"
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_partial_file_of_a_manifest_is_no_output(plan: Plan, tmp_path: Path) -> None:
+    file = replace(plan.files[0], path=PurePosixPath("a.partial"))
+    with pytest.raises(UsageError) as caught:
+        write_plan(replace(plan, files=(file,)), tmp_path, beside=[tmp_path / "a"])
+    assert caught.value.code == "same-output"
+
+
+@pytest.mark.parametrize("name", ["toy.gguf.partial", "toy.gguf.journal", "m.json.partial"])
+@pytest.mark.parametrize("kind", ["text", "link"])
+def test_files_of_others_are_kept_unless_asked(name: str, kind: str, plan: Plan, tmp_path: Path) -> None:
+    out, other = tmp_path / "out", tmp_path / "other"
+    out.mkdir()
+    other.write_text("precious")
+    if kind == "text":
+        (out / name).write_text("precious")
+    else:
+        (out / name).symlink_to(other)
+    with pytest.raises(UsageError) as caught:
+        write_plan(plan, out, beside=[out / "m.json"])
+    assert (caught.value.code, caught.value.subject) == ("not-ours", str(out / name))
+    assert [path.name for path in out.iterdir() if path.is_file()] == [name]
+    assert (out / name).read_text() == "precious"
+    if kind == "text":
+        write_plan(plan, out, overwrite=True, beside=[out / "m.json"])
+    else:
+        with pytest.raises(InputError):
+            write_plan(plan, out, overwrite=True, beside=[out / "m.json"])
+    assert other.read_text() == "precious"
+
+
+def test_what_is_written_beside_is_looked_at_when_all_else_is_done(plan: Plan, tmp_path: Path) -> None:
+    """And its name is tried before the work."""
+    out = tmp_path / "out"
+
+    def full(_: object) -> None:
+        raise InputError("no-space", "the disk is full")
+
+    with pytest.raises(InputError):
+        write_plan(plan, out, beside=[out / "m.json"], finish=full)
+    (out / "mine.json").write_text("precious")
+    with pytest.raises(UsageError) as caught:
+        write_plan(plan, out, beside=[out / "mine.json"])
+    assert (caught.value.code, caught.value.subject) == ("output-exists", str(out / "mine.json"))
+    write_plan(plan, out, beside=[out / "new" / "m.json"], finish=lambda _: (out / "new" / "m.json").write_text(""))
+    with pytest.raises(InputError) as failed:
+        write_plan(plan, tmp_path / "fresh", beside=[tmp_path / ("m" * 250)])
+    assert failed.value.code == "write-error"
+    assert hashes(tmp_path / "fresh") == {}
+
+
+def test_more_files_than_may_be_open(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (20, 60))
+    with pytest.raises(InputError) as caught:
+        write_plan(plan, tmp_path / "out")
+    assert caught.value.code == "too-many-files"
+    assert not (tmp_path / "out").exists()
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (20, 1000))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
+    write_plan(plan, tmp_path / "out")
+    assert raised == [(67, 1000)]
+
+
 # --- sources that fail
+
+
+def scaled(source: Path, scales: Path) -> Plan:
+    """One FP8 tensor, with its scale in a file of its own."""
+    source.write_bytes(bytes(64 * 64))
+    scales.write_bytes(np.ones(1, "<f4").tobytes())
+    scale = SourceTensor("scale", "F32", (1, 1), LocalFile(scales), 0)
+    weight = SourceTensor("weight", "F8_E4M3", (64, 64), LocalFile(source), 0, scale, (64, 64))
+    info = TensorInfo("t", (64, 64), F32, F32.tensor_bytes((64, 64)))
+    file = plan_file(Role.COMBINED, PurePosixPath("toy.gguf"), {"general.architecture": string("toy")}, [info])
+    return Plan((file,), (Payload(info, copy(weight)),))
+
+
+def test_a_scale_that_changes_is_seen(tmp_path: Path) -> None:
+    scales = tmp_path / "scales"
+    plan = scaled(tmp_path / "weights", scales)
+    assert scales in plan.protected
+    status = scales.stat()
+    scales.write_bytes(np.float32(7).tobytes())
+    # The time of the last change of the file's record cannot be set.
+    os.utime(scales, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(InputError) as caught:
+        write_plan(plan, tmp_path / "out")
+    assert (caught.value.code, caught.value.subject) == ("source-changed", str(scales))
+    assert hashes(tmp_path / "out") == {}
 
 
 @pytest.mark.parametrize("failure", ["EIO", "shrunk"])
