@@ -77,6 +77,11 @@ class Hyperparameters:
         """The value of the key of this name; not written when there is no head."""
         return self.nextn_blocks or None
 
+    @property
+    def head_input_width(self) -> int:
+        """Width of a head's input: an embedding beside a hidden row."""
+        return 2 * self.embedding_length
+
     def is_nextn(self, block: int) -> bool:
         """Whether the block is a head's."""
         return block >= self.trunk_blocks

@@ -97,11 +97,6 @@ class Glm5Next(Hyperparameters):
         """Width of the shared experts together."""
         return self.expert_shared_count * self.expert_feed_forward_length
 
-    @property
-    def head_input_width(self) -> int:
-        """Width of a head's input: an embedding beside a hidden row."""
-        return 2 * self.embedding_length
-
     def output_input_width(self, i: int) -> int:
         """Values that the output projection of block `i` takes."""
         return self.kda_width if self.is_kda(i) else self.value_width

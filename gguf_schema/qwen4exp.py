@@ -102,11 +102,6 @@ class Qwen4Exp(Hyperparameters):
         """Channels of the delta net's convolution: queries, keys and values."""
         return 2 * self.key_width + self.ssm_inner_size
 
-    @property
-    def head_input_width(self) -> int:
-        """Width of a head's input: an embedding beside a hidden row."""
-        return 2 * self.embedding_length
-
     def is_linear(self, i: int) -> bool:
         """Whether block `i` is a gated delta net."""
         return self.attention_recurrent_layers[i]

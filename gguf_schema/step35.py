@@ -52,11 +52,6 @@ class Step35(Hyperparameters):
     swiglu_clamp_exp: tuple[float, ...] | None
     swiglu_clamp_shexp: tuple[float, ...] | None
 
-    @property
-    def head_input_width(self) -> int:
-        """Width of a head's input: an embedding beside a hidden row."""
-        return 2 * self.embedding_length
-
     def has_rope_factors(self, _: int) -> bool:
         """Whether the full layers divide their rotary frequencies by stored factors."""
         return self.rope_factor_count > 0
