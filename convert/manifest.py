@@ -31,7 +31,6 @@ def _hash(path: Path) -> str:
 
 def manifest(plan: Plan, hashes: Mapping[Path, str]) -> dict[str, Any]:
     """The manifest as a JSON object; `hashes` gives the paths of the plan's files, in order, with their sha256."""
-    recipes = {payload.info.name: payload.recipe for payload in plan.payload}
     return {
         "nextn": __version__,
         "files": [
@@ -40,7 +39,7 @@ def manifest(plan: Plan, hashes: Mapping[Path, str]) -> dict[str, Any]:
                 "role": file.role,
                 "bytes": file.total_bytes,
                 "sha256": digest,
-                "tensors": tensors(file, recipes),
+                "tensors": tensors(file, plan.recipes),
             }
             for file, (path, digest) in zip(plan.files, hashes.items(), strict=True)
         ],

@@ -130,6 +130,11 @@ class Plan:
         return digest.hexdigest()
 
     @cached_property
+    def recipes(self) -> Mapping[str, Recipe]:
+        """How each tensor is made, by its name."""
+        return {payload.info.name: payload.recipe for payload in self.payload}
+
+    @cached_property
     def sources(self) -> frozenset[ByteSource]:
         """The files of all source tensors that are read, and of their scales."""
         tensors = {source for payload in self.payload for source in payload.recipe.sources}

@@ -13,6 +13,7 @@ from nextn.convert.checkpoint import SourceTensor
 from nextn.convert.transforms import Floats
 from nextn.gguf_schema.errors import InputError
 from nextn.gguf_schema.types import BF16, F16, F32, Q8_0, TENSOR_TYPES, TensorType
+from nextn.validators.scan import FLOATS
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -154,19 +155,6 @@ ENCODERS: dict[TensorType, Callable[[Floats], Bytes]] = {
     **{TENSOR_TYPES[name]: partial(_by_library, name=name) for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1")},
 }
 
-# The 16-bit floats that head each block of a type: its scale, and its minimum where it has one; or the value itself.
-# With how many there are, the bits that are all set in an infinite or undefined one.
-_F16_EXPONENT, _BF16_EXPONENT = 0x7C00, 0x7F80
-STORED_FLOATS: dict[TensorType, tuple[int, int]] = {
-    F16: (1, _F16_EXPONENT),
-    BF16: (1, _BF16_EXPONENT),
-    Q8_0: (1, _F16_EXPONENT),
-    TENSOR_TYPES["Q4_0"]: (1, _F16_EXPONENT),
-    TENSOR_TYPES["Q5_0"]: (1, _F16_EXPONENT),
-    TENSOR_TYPES["Q4_1"]: (2, _F16_EXPONENT),
-    TENSOR_TYPES["Q5_1"]: (2, _F16_EXPONENT),
-}
-
 
 class NotFiniteError(ArithmeticError):
     """A value that is no finite number, for a type in which it would ruin its whole block."""
@@ -179,10 +167,11 @@ def encode(rows: Floats, type_: TensorType) -> Bytes:
     and NotFiniteError for NaN and infinite values in blocks. Types that store each value by itself hold these.
     """
     encoded = ENCODERS[type_](rows)
-    if type_ in STORED_FLOATS:
-        count, exponent = STORED_FLOATS[type_]
-        stored = encoded.reshape(-1, type_.size)[:, : 2 * count].view("<u2")
-        broken = ((stored & exponent) == exponent).any(axis=1)
+    if type_ != F32:
+        flat = encoded.reshape(-1)
+        broken = np.zeros(flat.size // type_.size, bool)
+        for place in FLOATS[type_.name]:
+            broken |= place.magnitudes(flat, type_.size) >= place.infinity
         if broken.any():
             blocks = rows.reshape(len(broken), -1)[broken]
             is_finite = np.isfinite(blocks)

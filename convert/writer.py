@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import resource
-import shutil
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -18,10 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nextn.convert.journal import Journal, journal_of
-from nextn.convert.output import Output, open_locked, partial_of, refuse_foreign, sync_folder, write_error
+from nextn.convert.output import Output, refuse_foreign, sync_folder
 from nextn.convert.payload import Piece, piece_bytes, pieces
 from nextn.convert.plan import Payload, Plan
-from nextn.gguf_schema.errors import InputError, NextnError, UsageError
+from nextn.convert.preflight import allow_open_files, check_names, check_space, make_folders, make_way, try_beside
+from nextn.gguf_schema.errors import InputError, NextnError
 
 # So much data at most is lost when the machine (not the process) crashes.
 SYNC_BYTES = 16 << 30
@@ -30,8 +29,6 @@ Progress = Callable[[int], None]
 # Called with a line for the user.
 Notice = Callable[[str], None]
 KEPT = "the same command continues what it left unfinished"
-# Files that are open for short times, and those of the libraries.
-OPEN_BESIDES = 64
 
 
 class Written(NamedTuple):
@@ -65,8 +62,8 @@ def write_plan(
     """
     paths = [folder / file.path for file in plan.files]
     check_names(plan, folder, beside)
-    _allow_open_files(len(paths) + len(plan.sources))
-    _make_folders(paths[:1])
+    allow_open_files(len(paths) + len(plan.sources))
+    make_folders(paths[:1])
     if not overwrite:
         refuse_foreign([journal_of(paths[0])])
     with ExitStack() as cleanup:
@@ -81,10 +78,10 @@ def write_plan(
                 output.is_begun or output.is_finished(journal.found.published.get(str(output.file.path)))
                 for output in outputs
             )
-            _make_way(beside if written else [*paths, *beside], overwrite)
+            make_way(beside if written else [*paths, *beside], overwrite)
             if not (overwrite or journal.is_ours):
                 refuse_foreign(output.partial for output in outputs)
-            _try(beside, overwrite)
+            try_beside(beside, overwrite)
             if not written:
                 _prepare(plan, outputs, journal, notice)
                 kept = frozenset(journal.found.tensors)
@@ -117,80 +114,6 @@ def default_jobs() -> int:
     return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, MOST_JOBS)
 
 
-def check_names(plan: Plan, folder: Path, beside: Iterable[Path] = ()) -> None:
-    """Raise UsageError when a file to write, or one that unfinished work gets, is an input or another such file."""
-    finals = [*(folder / file.path for file in plan.files), *beside]
-    names = [*finals, *map(partial_of, finals), journal_of(finals[0])]
-    targets = [path.resolve() for path in names]
-    times = Counter(targets)
-    folders = {parent for target in set(targets) for parent in target.parents}
-    protected = {path.resolve() for path in plan.protected}
-    inodes = {*filter(None, map(_inode, protected))}
-    for path, target in zip(names, targets, strict=True):
-        if target in protected or _inode(path) in inodes:
-            raise UsageError("output-is-input", "is an input; an input is never opened for writing", subject=str(path))
-        if times[target] > 1 or (target in folders and not path.is_dir()):
-            remedy = "put {role} into the template, and give the manifest a name of its own"
-            raise UsageError("same-output", "several files would get this name", subject=str(path), remedy=remedy)
-
-
-def _inode(path: Path) -> tuple[int, int] | None:
-    """What the hard links of a file have in common."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
-
-
-def _allow_open_files(count: int) -> None:
-    """Let this process have so many files open, and a few besides; InputError when the system forbids it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count + OPEN_BESIDES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        if hard != resource.RLIM_INFINITY and hard < wanted:
-            raise InputError(
-                "too-many-files",
-                f"{wanted} files must be open at once, {hard} may be",
-                remedy="raise the limit (ulimit -n), or write fewer and larger shards",
-            )
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _make_way(paths: Sequence[Path], overwrite: bool) -> None:
-    _refuse_existing(paths, overwrite)
-    _make_folders(paths)
-
-
-def _try(beside: Iterable[Path], overwrite: bool) -> None:
-    """Make sure, before the long work, that files can be written that are written after it."""
-    for partial in map(partial_of, beside):
-        if not overwrite:
-            refuse_foreign([partial])
-        try:
-            os.close(open_locked(partial))
-            partial.unlink()
-        except OSError as error:
-            raise write_error(partial, error) from error
-
-
-def _refuse_existing(paths: Sequence[Path], overwrite: bool) -> None:
-    for path in paths:
-        if path.is_dir():
-            raise UsageError("output-is-folder", "is a folder", subject=str(path))
-        if os.path.lexists(path) and not overwrite:
-            remedy = "choose another place or give --overwrite"
-            raise UsageError("output-exists", "exists", subject=str(path), remedy=remedy)
-
-
-def _make_folders(paths: Iterable[Path]) -> None:
-    for folder in {path.parent for path in paths}:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError("no-folder", f"cannot be made: {error.strerror}", subject=str(folder)) from error
-
-
 def _prepare(plan: Plan, outputs: Sequence[Output], journal: Journal, notice: Notice) -> None:
     """Make sure of the space, and open the partial files: as they are when a run is continued, else anew."""
     if not all(output.is_begun for output in outputs):
@@ -204,26 +127,6 @@ def _prepare(plan: Plan, outputs: Sequence[Output], journal: Journal, notice: No
     journal.start()
     for output in outputs:
         output.open(anew=not journal.found.tensors)
-
-
-def check_space(outputs: Sequence[Output], *, continued: bool) -> None:
-    """Raise InputError when a disk has not the space for its files, less what an earlier run took already."""
-    needed: dict[int, int] = {}
-    folders: dict[int, Path] = {}
-    for output in outputs:
-        folder = output.partial.parent
-        device = folder.stat().st_dev
-        folders.setdefault(device, folder)
-        taken = output.allocated if continued else 0
-        needed[device] = needed.get(device, 0) + output.file.total_bytes - taken
-    for device, folder in folders.items():
-        if (free := shutil.disk_usage(folder).free) < needed[device]:
-            raise InputError(
-                "no-space",
-                f"{needed[device]:,} bytes are needed, {free:,} are free",
-                subject=str(folder),
-                remedy="free some space, choose another disk, or emit fewer roles at a time",
-            )
 
 
 def _publish(outputs: Sequence[Output], journal: Journal, overwrite: bool) -> None:

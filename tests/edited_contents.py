@@ -21,6 +21,12 @@ from nextn.validators.tensors import examine_tensors
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+# Words of the tests: families, severities, keys.
+STEP, QWEN, GLM = "step35", "qwen4exp", "glm5-next"
+ERROR, WARNING, NOTE = "error", "warning", "note"
+RATIOS, RECURRENT = "attention.compress_ratios", "attention.recurrent_layers"
+PATTERN, HEADS_KV, TYPES = "attention.sliding_window_pattern", "attention.head_count_kv", "attention.indexer.types"
+MODEL, VOCABULARY, MERGES = "tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.merges"
 COMBINED, TRUNK, MTP, MTP_SHARED = Role
 PLAIN_PREFIXES = ("general.", "tokenizer.", "nextn.", "split.")
 

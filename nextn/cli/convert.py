@@ -118,7 +118,7 @@ def command(source: Path, **asked: Any) -> None:
     starts over, and says so.
     """
     from nextn.convert.pipeline import execute, plan
-    from nextn.convert.writer import check_names
+    from nextn.convert.preflight import check_names
 
     report = Report(asked["as_json"], asked["quiet"])
     start = time.monotonic()
@@ -212,7 +212,6 @@ def plan_as_json(plan: Plan, folder: Path, free: int, start: float) -> dict[str,
 def _planned_output(plan: Plan, file: PlannedFile, path: Path) -> dict[str, Any]:
     from nextn.convert.manifest import tensors
 
-    recipes = {payload.info.name: payload.recipe for payload in plan.payload}
     return {
         "path": str(path),
         "role": file.role,
@@ -220,7 +219,7 @@ def _planned_output(plan: Plan, file: PlannedFile, path: Path) -> dict[str, Any]
         "bytes": file.total_bytes,
         "sha256": None,
         "exists": path.exists(),
-        "plan": tensors(file, recipes),
+        "plan": tensors(file, plan.recipes),
     }
 
 

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING
 import pytest
 from edited_contents import (
     COMBINED,
+    ERROR,
+    GLM,
+    HEADS_KV,
     MTP,
+    NOTE,
+    PATTERN,
+    QWEN,
+    RATIOS,
+    RECURRENT,
+    STEP,
+    TYPES,
+    WARNING,
     found,
     items,
     message,
@@ -23,12 +34,6 @@ from nextn.gguf_schema.types import ValueType
 
 if TYPE_CHECKING:
     from nextn.gguf_schema.architecture import Role
-
-STEP, QWEN, GLM = "step35", "qwen4exp", "glm5-next"
-ERROR, WARNING, NOTE = "error", "warning", "note"
-RATIOS, RECURRENT = "attention.compress_ratios", "attention.recurrent_layers"
-PATTERN, HEADS_KV, TYPES = "attention.sliding_window_pattern", "attention.head_count_kv", "attention.indexer.types"
-MODEL, VOCABULARY, MERGES = "tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.merges"
 
 
 @pytest.mark.parametrize(

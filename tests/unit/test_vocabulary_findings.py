@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 from edited_contents import (
     COMBINED,
+    ERROR,
+    MERGES,
+    MODEL,
     MTP,
+    STEP,
+    VOCABULARY,
+    WARNING,
     examine,
     found,
     message,
@@ -22,12 +28,6 @@ from nextn.gguf_schema.types import ValueType
 
 if TYPE_CHECKING:
     from nextn.gguf_schema.architecture import Role
-
-STEP, QWEN, GLM = "step35", "qwen4exp", "glm5-next"
-ERROR, WARNING, NOTE = "error", "warning", "note"
-RATIOS, RECURRENT = "attention.compress_ratios", "attention.recurrent_layers"
-PATTERN, HEADS_KV, TYPES = "attention.sliding_window_pattern", "attention.head_count_kv", "attention.indexer.types"
-MODEL, VOCABULARY, MERGES = "tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.merges"
 
 
 def tokens(family: str) -> list[str]:
