@@ -6,6 +6,7 @@ gguf-py's reader and ours read the same file; `nextn validate` is measured as a 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import struct
 import subprocess
@@ -91,7 +92,9 @@ def children_seconds() -> float:
 def validate(path: Path) -> None:
     """`nextn validate` from start to end."""
     command = [str(Path(sys.executable).with_name("nextn")), "validate", str(path), "--json"]
-    done = subprocess.run(command, capture_output=True, check=False)
+    # As pip installs it: with the modules compiled.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(command, capture_output=True, check=False, env=env)
     assert done.returncode == 0, done.stderr.decode()
     assert json.loads(done.stdout)["role"] == "combined"
 

@@ -86,26 +86,26 @@ class StoredArray(Sequence[Scalar]):
 def decode(element: ValueType, count: int, raw: bytes) -> tuple[Scalar, ...]:
     """The `count` values of type `element` that `raw` holds; ValueError says what is malformed."""
     if element is ValueType.STRING:
-        return tuple(_strings(raw, count))
+        return _strings(raw, count)
     if element is ValueType.BOOL and raw.strip(b"\x00\x01"):
         raise ValueError("has a BOOL that is neither 0 nor 1")
     return struct.unpack(f"<{count}{SCALAR_FORMATS[element]}", raw)
 
 
-def _strings(raw: bytes, count: int) -> Iterator[str]:
+def _strings(raw: bytes, count: int) -> tuple[str, ...]:
     # A hot loop like that of HeaderReader: a vocabulary has a quarter of a million strings.
-    length_at, size, width = LENGTH.unpack_from, len(raw), LENGTH.size
-    end = 0
+    length_at, size, end, width = LENGTH.unpack_from, len(raw), 0, LENGTH.size
+    encoded: list[bytes] = []
     for index in range(count):
         begin = end + width
-        if begin <= size:
-            end = begin + length_at(raw, end)[0]
-        if begin > size or end > size:
+        end = begin + length_at(raw, end)[0] if begin <= size else begin
+        if end > size:
             raise ValueError(f"ends within string {index}")
-        try:
-            yield raw[begin:end].decode()
-        except UnicodeDecodeError:
-            raise ValueError(f"is not UTF-8 in string {index}") from None
+        encoded.append(raw[begin:end])
+    try:
+        return tuple([text.decode() for text in encoded])
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8 in string {encoded.index(error.object)}") from None
 
 
 def encode_value(where: str, value: Value) -> bytes:
