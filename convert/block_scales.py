@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from nextn.convert.checkpoint import Checkpoint, SourceTensor
+from nextn.convert.checkpoint import Checkpoint
+from nextn.convert.source_tensor import SourceTensor
 from nextn.gguf_schema.errors import InputError, listed
 
 FP8 = ("F8_E4M3", "F8_E5M2")

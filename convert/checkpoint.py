@@ -10,59 +10,18 @@ import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import Any, cast
 
-from nextn.convert.safetensors_header import DTYPE_BYTES, Entry, parse_header, unique_names
-from nextn.gguf_schema.contents import ByteSource, LocalFile
+from nextn.convert.safetensors_header import Entry, parse_header, unique_names
+from nextn.convert.source_tensor import SourceTensor
+from nextn.gguf_schema.contents import LocalFile
 from nextn.gguf_schema.errors import InputError, counted, listed
 from nextn.validators.findings import Finding, Findings, Severity
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
-
-
-@dataclass(frozen=True, eq=False)
-class SourceTensor:
-    """A tensor of a checkpoint: hub name, safetensors dtype, torch shape, and where its bytes lie.
-
-    It is equal only to itself. An FP8 weight has a `scale` for each `block` of rows and columns of its matrices.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    source: ByteSource
-    offset: int
-    scale: SourceTensor | None = None
-    block: tuple[int, int] = (1, 1)
-
-    @property
-    def elements(self) -> int:
-        """Number of elements."""
-        return prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.elements * DTYPE_BYTES[self.dtype]
-
-    @cached_property
-    def identity(self) -> str:
-        """A text that changes when the values may have changed."""
-        scale = f" {self.block} {self.scale.identity}" if self.scale else ""
-        return f"{self.source.identity} {self.name} {self.dtype} {self.shape} {self.offset}{scale}"
-
-    def read(self, start: int, count: int) -> bytes:
-        """Bytes of `count` elements from element `start`, row-major; InputError when it has no such elements."""
-        if start < 0 or start + count > self.elements:
-            message = f"elements {start}…{start + count} are asked for, it has {self.elements}"
-            raise InputError("beyond-tensor", message, subject=self.name)
-        size = DTYPE_BYTES[self.dtype]
-        return self.source.read(self.offset + start * size, count * size)
 
 
 @dataclass(frozen=True)

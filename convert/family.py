@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from nextn.convert.checkpoint import SourceTensor, shown
+from nextn.convert.checkpoint import shown
 from nextn.convert.mapping import Names
+from nextn.convert.source_tensor import SourceTensor
 from nextn.convert.special_tokens import Style
 from nextn.convert.transforms import Recipe
 from nextn.gguf_schema.architecture import Architecture, Hyperparameters

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nextn.convert.checkpoint import SourceTensor
 from nextn.convert.family import GATING, Facts, Family, Fixed
 from nextn.convert.mapping import Names, NameTable, To, joined, single
+from nextn.convert.source_tensor import SourceTensor
 from nextn.convert.transforms import (
     Recipe,
     copy,

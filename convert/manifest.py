@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from nextn import __version__
-from nextn.convert.checkpoint import SourceTensor
 from nextn.convert.output import open_locked, partial_of, write_error
 from nextn.convert.plan import Plan, PlannedFile
+from nextn.convert.source_tensor import SourceTensor
 from nextn.convert.transforms import Recipe
 
 

@@ -9,7 +9,8 @@ from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from nextn.convert.checkpoint import Checkpoint, SourceTensor
+from nextn.convert.checkpoint import Checkpoint
+from nextn.convert.source_tensor import SourceTensor
 from nextn.convert.transforms import Recipe, copy
 from nextn.gguf_schema.architecture import block_of
 from nextn.gguf_schema.errors import InputError, counted

@@ -18,6 +18,7 @@ from nextn.gguf_schema.errors import InputError, UsageError, VerdictError
 
 PARTIAL = ".partial"
 HASH_LENGTH = 64
+BUFFER_BYTES = 8 << 20
 # What unfinished work begins with: the stamp (or a part) of an Output, the head of a journal, a manifest.
 UNFINISHED = re.compile(rb'[0-9a-f]{1,64}\Z|\{"fingerprint": "|\{\s+"nextn"')
 # What file systems without hard links answer.
@@ -99,6 +100,24 @@ class Output:
             return 0
         self._write(data, self._offsets[name] + offset)
         return len(data)
+
+    def copy(self, name: str, offset: int, source: LocalFile, start: int, length: int) -> int:
+        """Copy `length` bytes from byte `start` of a file to byte `offset` of a tensor's data, and return the length.
+
+        It is 0 when the file does not hold the tensor. InputError when the source cannot be read.
+        """
+        if not self.holds(name):
+            return 0
+        to, end = self._offsets[name] + offset, start + length
+        # What goes wrong here is found out, and told, by reading and writing what is left.
+        with suppress(OSError):
+            while start < end and (copied := source.copy_range(start, end - start, self._descriptor, to)):
+                start, to = start + copied, to + copied
+        while start < end:
+            part = source.read(start, min(end - start, BUFFER_BYTES))
+            self._write(memoryview(part), to)
+            start, to = start + len(part), to + len(part)
+        return length
 
     def finish(self, digests: Mapping[str, str | None]) -> None:
         """Write the header, with the hashes (of the data of tensors, by name) that it has room for, and read it back.
@@ -185,6 +204,79 @@ class Output:
     def __exit__(self, *_: object) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
+
+
+class Linked(Output):
+    """A file with the very bytes of another on the same file system: it gets a link to it, when the others are done."""
+
+    def __init__(self, file: PlannedFile, path: Path, source: LocalFile) -> None:
+        super().__init__(file, path, "")
+        self._offsets = {}
+        self._source = source
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether a run can go on with it: always."""
+        return True
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether there is anything that a run cannot continue: never."""
+        return False
+
+    @property
+    def allocated(self) -> int:
+        """A link takes no space."""
+        return self.file.total_bytes
+
+    def is_finished(self, _: int | None) -> bool:
+        """Whether either name is a link already."""
+        return self._is_link(self.partial) or self._is_link(self.path)
+
+    def _is_link(self, path: Path) -> bool:
+        return path.exists() and path.samefile(self._source.path)
+
+    def open(self, *, anew: bool) -> None:
+        """There is nothing to write to."""
+
+    def finish(self, _: Mapping[str, str | None]) -> None:
+        """Make the link."""
+        if self._is_link(self.partial) or self._is_link(self.path):
+            return
+        try:
+            os.link(self._source.path.resolve(), self.partial)
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise write_error(self.partial, error) from error
+            self._copy()
+
+    def _copy(self) -> None:
+        """Where the file system has no links, or none to files of others."""
+        try:
+            with os.fdopen(open_locked(self.partial), "wb") as file:
+                for offset in range(0, self._source.size, BUFFER_BYTES):
+                    file.write(self._source.read(offset, min(BUFFER_BYTES, self._source.size - offset)))
+                file.truncate()
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise write_error(self.partial, error) from error
+
+    def sync(self) -> None:
+        """The bytes are on the disk."""
+
+    def discard(self) -> None:
+        """Delete the link, if there is one."""
+        if self._is_link(self.partial):
+            self.partial.unlink()
+
+
+def output_of(file: PlannedFile, path: Path, fingerprint: str) -> Output:
+    """Where a planned file goes: a link when its bytes are there already, on the same file system."""
+    source = file.same_as
+    if source is not None and path.parent.stat().st_dev == source.path.stat().st_dev:
+        return Linked(file, path, source)
+    return Output(file, path, fingerprint)
 
 
 def partial_of(path: Path) -> Path:

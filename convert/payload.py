@@ -10,12 +10,18 @@ import numpy as np
 
 from nextn.convert.plan import Payload
 from nextn.convert.quantize import NotFiniteError, decode, encode
+from nextn.convert.source_tensor import SourceTensor
 from nextn.convert.transforms import Floats, Run
+from nextn.gguf_schema.contents import ByteSource
 from nextn.gguf_schema.errors import InputError
 from nextn.gguf_schema.types import BF16
 
 # Elements of a piece: its float32 intermediates fit a processor's cache, its reads are large enough for a disk.
 PIECE_ELEMENTS = 1024 * 1024
+# Bytes that are read at once where nothing is computed.
+READ_BYTES = 4 << 20
+# Bytes that are copied before the progress is told.
+COPY_BYTES = 64 << 20
 
 
 class Piece(NamedTuple):
@@ -25,6 +31,29 @@ class Piece(NamedTuple):
     runs: tuple[Run, ...]
     offset: int
     last: bool
+
+
+class Extent(NamedTuple):
+    """A part of a verbatim tensor's data: where it is, its length, and its byte offset in the data."""
+
+    payload: Payload
+    source: ByteSource
+    start: int
+    nbytes: int
+    offset: int
+    last: bool
+
+    def read(self) -> memoryview:
+        """The bytes."""
+        return memoryview(self.source.read(self.start, self.nbytes))
+
+
+def extents(payload: Payload, source: SourceTensor, size: int) -> Iterator[Extent]:
+    """The extents of a verbatim tensor in order, of `size` bytes each."""
+    for offset in range(0, source.nbytes, size):
+        length = min(size, source.nbytes - offset)
+        last = offset + length == source.nbytes
+        yield Extent(payload, source.source, source.offset + offset, length, offset, last)
 
 
 def pieces(payload: Payload, elements: int = PIECE_ELEMENTS) -> Iterator[Piece]:
@@ -44,10 +73,8 @@ def piece_bytes(piece: Piece) -> memoryview:
     """
     info, recipe = piece.payload.info, piece.payload.recipe
     dtypes = {source.dtype for run in piece.runs for source in run.sources}
-    if recipe.function is None and dtypes == {info.type.name} and all(len(run.sources) == 1 for run in piece.runs):
-        return memoryview(
-            b"".join(run.sources[0].read(run.start * recipe.width, run.rows * recipe.width) for run in piece.runs)
-        )
+    if recipe.function is None and dtypes == {info.type.name}:
+        return memoryview(b"".join(_stored_rows(run, recipe.width) for run in piece.runs))
     try:
         with np.errstate(over="raise"):
             rows = [_values(run, recipe.width) for run in piece.runs]
@@ -57,6 +84,14 @@ def piece_bytes(piece: Piece) -> memoryview:
         return encode(values.reshape(-1, info.ne[0]), info.type).reshape(-1).data
     except ArithmeticError as error:
         raise _unfit(piece, error) from error
+
+
+def _stored_rows(run: Run, width: int) -> bytes:
+    """The bytes of rows as they are stored, those of several sources side by side."""
+    parts = [source.read(run.start * width, run.rows * width) for source in run.sources]
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate([np.frombuffer(part, np.uint8).reshape(run.rows, -1) for part in parts], axis=1).tobytes()
 
 
 def _unfit(piece: Piece, error: ArithmeticError) -> InputError:

@@ -25,7 +25,7 @@ class WrittenFile:
     """One file that was written: its place, role, number of tensors and size."""
 
     path: Path
-    role: Role
+    role: Role | None
     tensors: int
     bytes: int
     sha256: str | None = None

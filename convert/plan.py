@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from nextn.convert.source_tensor import SourceTensor
 from nextn.convert.transforms import Recipe
 from nextn.gguf_schema.architecture import Role
 from nextn.gguf_schema.container import alignment_of, encode_header, lay_out
@@ -26,16 +27,18 @@ class PlannedFile:
     """One file to write: its role, its path under the output folder, its keys and its tensors with offsets.
 
     `hash_fields` maps the names of tensors, of this file or another, to the offset in `header` of the 64 characters
-    where the sha256 of their data belongs; it is known only when the data has been streamed.
+    where the sha256 of their data belongs; it is known only when the data has been streamed. `same_as` is a file with
+    the very same bytes. The role is None when the file has no blocks.
     """
 
-    role: Role
+    role: Role | None
     path: PurePosixPath
     keys: Mapping[str, Value]
     tensors: tuple[TensorInfo, ...]
     header: bytes
     data_bytes: int
     hash_fields: Mapping[str, int] = field(default_factory=dict)
+    same_as: LocalFile | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -54,7 +57,7 @@ def hash_placeholder(tensor: str) -> str:
 
 
 def plan_file(
-    role: Role,
+    role: Role | None,
     path: PurePosixPath,
     keys: Mapping[str, Value],
     tensors: Iterable[TensorInfo],
@@ -87,6 +90,17 @@ class Payload:
 
     info: TensorInfo
     recipe: Recipe
+
+    @cached_property
+    def verbatim(self) -> SourceTensor | None:
+        """The source whose bytes, from the first to the last, are the data; None when it is made otherwise."""
+        recipe = self.recipe
+        if recipe.function is not None or len(recipe.runs) > 1 or len(recipe.runs[0].sources) > 1:
+            return None
+        run, (source,) = recipe.runs[0], recipe.runs[0].sources
+        whole = run.start == 0 and run.rows * recipe.width == source.elements
+        alike = source.dtype == self.info.type.name and source.nbytes == self.info.nbytes and source.scale is None
+        return source if whole and alike else None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from nextn.convert.block_scales import join_scales, require_scales
-from nextn.convert.checkpoint import Checkpoint, SourceTensor
+from nextn.convert.checkpoint import Checkpoint
 from nextn.convert.families import family_of
 from nextn.convert.family import Facts, Family
 from nextn.convert.mapping import Made, Mapped, Names, canonical, map_names, without_towers
@@ -17,6 +17,7 @@ from nextn.convert.metadata import ModelDescription, file_name, fill_template, r
 from nextn.convert.plan import Dropped, Payload, Plan, PlannedFile, hash_placeholder
 from nextn.convert.quantize import DECODERS
 from nextn.convert.reconcile import check_complete, check_heads, check_places, facts_of
+from nextn.convert.source_tensor import SourceTensor
 from nextn.convert.splitting import Split, plan_shards
 from nextn.convert.tensor_types import TypeChooser
 from nextn.convert.tokenizer import tokenizer_keys

@@ -27,8 +27,10 @@ def check_names(plan: Plan, folder: Path, beside: Iterable[Path] = ()) -> None:
     folders = {parent for target in set(targets) for parent in target.parents}
     protected = {path.resolve() for path in plan.protected}
     inodes = {*filter(None, map(_inode, protected))}
+    # Those that an earlier run left: they are replaced by the same links.
+    links = {folder / file.path for file in plan.files if file.same_as and _inode(folder / file.path)}
     for path, target in zip(names, targets, strict=True):
-        if target in protected or _inode(path) in inodes:
+        if target in protected or (_inode(path) in inodes and path not in links):
             raise UsageError("output-is-input", "is an input; an input is never opened for writing", subject=str(path))
         if times[target] > 1 or (target in folders and not path.is_dir()):
             remedy = "put {role} into the template, and give the manifest a name of its own"

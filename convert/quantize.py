@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from nextn.convert.checkpoint import SourceTensor
+from nextn.convert.source_tensor import SourceTensor
 from nextn.convert.transforms import Floats
 from nextn.gguf_schema.errors import InputError
 from nextn.gguf_schema.types import BF16, F16, F32, Q8_0, TENSOR_TYPES, TensorType

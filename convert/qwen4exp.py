@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nextn.convert.checkpoint import SourceTensor, shown
+from nextn.convert.checkpoint import shown
 from nextn.convert.family import Facts, Family, Fixed
 from nextn.convert.mapping import Names, NameTable, To, Transform, joined, single
 from nextn.convert.ngrams import TABLE, ngram_hyperparameters
+from nextn.convert.source_tensor import SourceTensor
 from nextn.convert.transforms import (
     Recipe,
     add_one,

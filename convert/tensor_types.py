@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from nextn.convert.checkpoint import SourceTensor
+from nextn.convert.source_tensor import SourceTensor
 from nextn.gguf_schema.architecture import ExpectedTensor
 from nextn.gguf_schema.errors import UsageError, counted
 from nextn.gguf_schema.types import F16, F32, OUTPUT_TYPES, Q8_0, TENSOR_TYPES, TensorType

@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from nextn.convert.checkpoint import SourceTensor
+from nextn.convert.source_tensor import SourceTensor
 from nextn.gguf_schema.contents import MemoryFile
 
 Floats = npt.NDArray[np.float32]

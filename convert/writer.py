@@ -9,17 +9,19 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from nextn.convert.journal import Journal, journal_of
-from nextn.convert.output import Output, refuse_foreign, sync_folder
-from nextn.convert.payload import Piece, piece_bytes, pieces
+from nextn.convert.output import Output, output_of, refuse_foreign, sync_folder
+from nextn.convert.payload import COPY_BYTES, READ_BYTES, Extent, Piece, extents, piece_bytes, pieces
 from nextn.convert.plan import Payload, Plan
 from nextn.convert.preflight import allow_open_files, check_names, check_space, make_folders, make_way, try_beside
+from nextn.gguf_schema.contents import LocalFile
 from nextn.gguf_schema.errors import InputError, NextnError
 
 # So much data at most is lost when the machine (not the process) crashes.
@@ -69,7 +71,7 @@ def write_plan(
     with ExitStack() as cleanup:
         journal = cleanup.enter_context(Journal(plan, paths[0]))
         outputs = [
-            cleanup.enter_context(Output(file, path, plan.fingerprint))
+            cleanup.enter_context(output_of(file, path, plan.fingerprint))
             for file, path in zip(plan.files, paths, strict=True)
         ]
         kept = frozenset(journal.found.tensors)
@@ -150,17 +152,18 @@ def _stream(plan: Plan, outputs: Sequence[Output], journal: Journal, jobs: int, 
         if payload.info.name in done:
             progress(payload.info.nbytes * sum(output.holds(payload.info.name) for output in outputs))
     hashed = {name for output in outputs for name in output.file.hash_fields}
-    todo = (payload for payload in plan.payload if payload.info.name not in done)
+    wanted = (payload for payload in plan.payload if payload.info.name not in done)
+    todo = (p for p in wanted if p.info.name in hashed or any(output.holds(p.info.name) for output in outputs))
     digest, unsynced = hashlib.sha256(), 0
     with ThreadPoolExecutor(jobs) as pool:
         try:
-            for piece, data in _in_order(pool, todo, 2 * jobs):
+            for piece, data in _in_order(pool, todo, hashed, 2 * jobs):
                 name = piece.payload.info.name
-                written = sum(output.write(name, piece.offset, data) for output in outputs)
+                written = sum(_put(output, piece, data) for output in outputs)
+                if data is not None and name in hashed:
+                    digest.update(data)
                 progress(written)
                 unsynced += written
-                if name in hashed:
-                    digest.update(data)
                 if piece.last:
                     journal.done(name, digest.hexdigest() if name in hashed else None)
                     digest = hashlib.sha256()
@@ -176,17 +179,44 @@ def _stream(plan: Plan, outputs: Sequence[Output], journal: Journal, jobs: int, 
             raise
 
 
-def _in_order(pool: ThreadPoolExecutor, payloads: Iterable[Payload], ahead: int) -> Iterator[tuple[Piece, memoryview]]:
-    """The data of all pieces in order, at most `ahead` of them made before they are asked for."""
-    waiting: deque[tuple[Piece, Future[memoryview]]] = deque()
+def _in_order(
+    pool: ThreadPoolExecutor, payloads: Iterable[Payload], hashed: Collection[str], ahead: int
+) -> Iterator[tuple[Piece | Extent, memoryview | None]]:
+    """All pieces in order with their data, at most `ahead` of them made before they are asked for.
+
+    What the system copies from file to file comes without data.
+    """
+    waiting: deque[tuple[Piece | Extent, Future[memoryview] | None]] = deque()
     for payload in payloads:
-        for piece in pieces(payload):
-            waiting.append((piece, pool.submit(piece_bytes, piece)))
+        for piece, made in _parts(payload, looked_at=payload.info.name in hashed):
+            waiting.append((piece, pool.submit(made) if made else None))
             if len(waiting) >= ahead:
                 first, future = waiting.popleft()
-                yield first, future.result()
+                yield first, future.result() if future else None
     for first, future in waiting:
-        yield first, future.result()
+        yield first, future.result() if future else None
+
+
+def _parts(payload: Payload, *, looked_at: bool) -> Iterator[tuple[Piece | Extent, Callable[[], memoryview] | None]]:
+    """The parts of a tensor's data, each with what makes it; None when the system can copy it."""
+    source = payload.verbatim
+    if source is None:
+        for piece in pieces(payload):
+            yield piece, partial(piece_bytes, piece)
+        return
+    copied = isinstance(source.source, LocalFile) and not looked_at
+    for extent in extents(payload, source, COPY_BYTES if copied else READ_BYTES):
+        yield extent, None if copied else extent.read
+
+
+def _put(output: Output, piece: Piece | Extent, data: memoryview | None) -> int:
+    """Write a part of a tensor to a file, if that holds the tensor; how many bytes were written."""
+    name = piece.payload.info.name
+    if data is not None:
+        return output.write(name, piece.offset, data)
+    if isinstance(piece, Extent) and isinstance(piece.source, LocalFile):
+        return output.copy(name, piece.offset, piece.source, piece.start, piece.nbytes)
+    raise TypeError("only a part of a local file comes without data")
 
 
 def _sync(pool: ThreadPoolExecutor, outputs: Sequence[Output], journal: Journal) -> None:

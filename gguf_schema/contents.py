@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -86,6 +87,15 @@ class LocalFile:
             offset += len(part)
             length -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def copy_range(self, offset: int, length: int, descriptor: int, to: int) -> int:
+        """Copy up to `length` bytes from `offset` to byte `to` of an open file within the kernel; how many were copied.
+
+        OSError when the system or the file system cannot do that; the caller then reads and writes.
+        """
+        if not hasattr(os, "copy_file_range"):
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        return os.copy_file_range(self._descriptor, descriptor, length, offset, to)
 
     def __del__(self) -> None:
         """Close the descriptor with the last reference."""

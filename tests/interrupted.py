@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 WRITES = ("pwrite", "write")
 RENAMES = ("replace", "link")
-CHANGING = (*WRITES, *RENAMES, "ftruncate", "fsync", "unlink")
+COPIES = ("copy_file_range",)
+# Calls that put data at a place of a file.
+PUTS = ("pwrite", *COPIES)
+CHANGING = (*WRITES, *COPIES, *RENAMES, "ftruncate", "fsync", "unlink")
 
 
 class Striker:
@@ -38,7 +41,7 @@ class Striker:
         def wrapped(*arguments: Any, **options: Any) -> Any:
             if arguments[0] in (0, 1, 2, self.log.fileno()):
                 return function(*arguments, **options)
-            size = len(arguments[1]) if name in WRITES else 0
+            size = len(arguments[1]) if name in WRITES else arguments[2] if name in COPIES else 0
             self.log.write(json.dumps([name, size]) + "\n")
             self.log.flush()
             self.count += 1
@@ -50,10 +53,15 @@ class Striker:
 
     def _strike(self, name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         if (number := getattr(errno, self.how, None)) is not None:
+            # What a copy cannot do is tried by reading and writing, which fails then too.
+            self.at += name in COPIES
             raise OSError(number, os.strerror(number))
         if self.how == "kill-within" and name in WRITES:
             descriptor, data, *place = arguments
             function(descriptor, data[: len(data) // 2], *place)
+        if self.how == "kill-within" and name in COPIES:
+            source, descriptor, size, *places = arguments
+            function(source, descriptor, size // 2, *places)
         if self.how == "kill-after":
             function(*arguments)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from families import FAMILIES, FIXTURES
 
-from nextn.convert.checkpoint import Checkpoint, SourceTensor
+from nextn.convert.checkpoint import Checkpoint
 from nextn.convert.families import family_of
 from nextn.convert.family import Facts
+from nextn.convert.source_tensor import SourceTensor
 from nextn.gguf_schema.contents import MemoryFile
 
 if TYPE_CHECKING:

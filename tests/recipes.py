@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from nextn.convert.checkpoint import SourceTensor
 from nextn.convert.payload import piece_bytes, pieces
 from nextn.convert.plan import Payload
+from nextn.convert.source_tensor import SourceTensor
 from nextn.convert.transforms import Recipe
 from nextn.gguf_schema.contents import MemoryFile, TensorInfo
 from nextn.gguf_schema.types import F32

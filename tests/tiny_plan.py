@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interrupted import Striker, calls, hashes
+from interrupted import PUTS, Striker, calls, hashes
 
-from nextn.convert.checkpoint import SourceTensor
 from nextn.convert.journal import Journal
 from nextn.convert.plan import Payload, Plan, hash_placeholder, plan_file
+from nextn.convert.source_tensor import SourceTensor
 from nextn.convert.transforms import add_one, copy
 from nextn.convert.writer import write_plan
 from nextn.gguf_schema.architecture import Role
@@ -110,7 +110,7 @@ def main(folder: Path, how: str, lost: bool) -> None:
         after = hashes(out)
         finished = (out / "toy.gguf.journal").read_text().count("done") if "toy.gguf.journal" in after else 0
         resumed, failed = forked(plan, out, how, -1, log)
-        written = sum(size for name, size in calls(log) if name == "pwrite")
+        written = sum(size for name, size in calls(log) if name in PUTS)
         seen["struck"].append(
             {
                 "at": at,

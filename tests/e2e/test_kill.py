@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from command import ALL_ROLES, NEXTN, STEP, run
 from families import ROOT
-from interrupted import RENAMES, calls, child, hashes
+from interrupted import PUTS, RENAMES, calls, child, hashes
 
 JOURNAL = "Step35-Tiny-BF16.gguf.journal"
 
@@ -52,7 +52,7 @@ def test_killed_here_and_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("error", "message"), [("ENOSPC", "the disk is full"), ("EIO", "cannot be written")])
 def test_a_disk_that_fails(error: str, message: str, tmp_path: Path) -> None:
     expected, names = whole(tmp_path)
-    middle = [number for number, name in enumerate(names) if name == "pwrite"][200]
+    middle = [number for number, name in enumerate(names) if name in PUTS][200]
     arguments = ("convert", STEP, "-o", tmp_path / "out", *ALL_ROLES, "--jobs", "2")
     done = child(error, middle, tmp_path / "log", *arguments)
     assert done.returncode == 3

@@ -35,13 +35,15 @@ Written = Callable[[], list[str]]
 def written(monkeypatch: pytest.MonkeyPatch) -> Written:
     """Names of the tensors written since the last call."""
     names: dict[str, None] = {}
-    write = Output.write
+    for method in ("write", "copy"):
+        function = getattr(Output, method)
 
-    def noting(self: Output, name: str, *arguments: Any) -> int:
-        names[name] = None
-        return write(self, name, *arguments)
+        def noting(self: Output, name: str, *arguments: Any, function: Any = function) -> int:
+            names[name] = None
+            count: int = function(self, name, *arguments)
+            return count
 
-    monkeypatch.setattr(Output, "write", noting)
+        monkeypatch.setattr(Output, method, noting)
 
     def taken() -> list[str]:
         found = list(names)

@@ -244,7 +244,7 @@ def test_each_source_byte_is_read_once_for_all_files(family: str, outtype: str, 
 CHILD = """
 import sys
 from pathlib import Path, PurePosixPath
-from nextn.convert.checkpoint import SourceTensor
+from nextn.convert.source_tensor import SourceTensor
 from nextn.convert.plan import Payload, Plan, plan_file
 from nextn.convert.transforms import copy, split_rows
 from nextn.convert.writer import write_plan

@@ -15,8 +15,8 @@ import tiny_plan
 from interrupted import hashes
 from tiny_plan import NAMES, interrupted
 
-from nextn.convert.checkpoint import SourceTensor
 from nextn.convert.plan import Payload, Plan, plan_file
+from nextn.convert.source_tensor import SourceTensor
 from nextn.convert.transforms import copy
 from nextn.convert.writer import write_plan
 from nextn.gguf_schema.architecture import Role
