@@ -1,0 +1,139 @@
+"""The operations of the models in plain torch: what each of them means, one row at a time.
+
+Width invariance: row i of a result has the same bits whatever the number of rows beside it, since every reduction is
+done for each row by itself, over its own values alone, and what is left is done value by value. A row of a matrix
+product is one product of the matrix and a vector; a query attends to exactly the keys that it sees. Faster forms of an
+operation must give the same bits for a row at every width, but not these bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Weight(Protocol):
+    """A matrix [out, in] that is read block by block: decoding all of a packed one at once may be too much."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows and columns."""
+        ...
+
+    def blocks(self) -> Iterator[Tensor]:
+        """Its rows from the first to the last, in blocks that are always the same."""
+        ...
+
+
+def linear(x: Tensor, weight: Weight) -> Tensor:
+    """x [rows, in] times the transpose of weight [out, in]: [rows, out]."""
+    columns = [torch.stack([torch.mv(block, row) for row in x]) for block in weight.blocks()]
+    return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """The products over the last dimension [..., n], summed: [...]."""
+    rows = [torch.dot(x, y) for x, y in zip(a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1]), strict=True)]
+    return torch.stack(rows).reshape(a.shape[:-1])
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """x [..., n] over the root of its mean square, times weight [n] or [..., n] if there is one."""
+    normed = x * torch.rsqrt(dot(x, x) / x.shape[-1] + eps)[..., None]
+    return normed if weight is None else normed * weight
+
+
+def l2_norm(x: Tensor, eps: float) -> Tensor:
+    """x [..., n] over the root of its sum of squares."""
+    return x * torch.rsqrt(dot(x, x) + eps)[..., None]
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """x [..., n] less its mean, over its standard deviation, times weight [n], plus bias [n]."""
+    centred = x - (dot(x, torch.ones_like(x)) / x.shape[-1])[..., None]
+    return rms_norm(centred, weight, eps) + bias
+
+
+def softmax(x: Tensor) -> Tensor:
+    """Over the last dimension [..., n], for each row by itself."""
+    return torch.stack([torch.softmax(row, dim=-1) for row in x.reshape(-1, x.shape[-1])]).reshape(x.shape)
+
+
+def rope(x: Tensor, positions: Tensor, dims: int, base: float, factors: Tensor | None = None) -> Tensor:
+    """Rotate the first `dims` values of x [rows, heads, n] by their rows' positions; pairs are half of `dims` apart.
+
+    Frequency m is base^(-2m/dims) over factors[m]. `positions` is [rows], or [rows, dims/2] when each frequency has a
+    position of its own. Angles are computed in float64, since float32 loses places at far positions.
+    """
+    half = dims // 2
+    frequencies = base ** (-2.0 * torch.arange(half, dtype=torch.float64, device=x.device) / dims)
+    if factors is not None:
+        frequencies = frequencies / factors[:half].double()
+    angles = (positions.double() if positions.dim() > 1 else positions.double()[:, None]) * frequencies
+    cos, sin = angles.cos().to(x.dtype)[:, None], angles.sin().to(x.dtype)[:, None]
+    first, second, rest = x[..., :half], x[..., half:dims], x[..., dims:]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """One query [heads, d] over the keys [n, kv_heads, d] and values [n, kv_heads, dv] that it sees: [heads, dv].
+
+    Query head h uses key head h // (heads / kv_heads).
+    """
+    heads, kv_heads = query.shape[0], keys.shape[1]
+    grouped = query.reshape(kv_heads, heads // kv_heads, -1)
+    weights = torch.softmax(torch.bmm(grouped, keys.permute(1, 2, 0)) * scale, dim=-1)
+    return torch.bmm(weights, values.transpose(0, 1)).reshape(heads, -1)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up."""
+    return torch.nn.functional.silu(gate) * up
+
+
+def top(scores: Tensor, count: int) -> list[int]:
+    """Indices of the largest of scores [n]; of equal ones those of the lower indices."""
+    return sorted(torch.argsort(scores, descending=True, stable=True)[:count].tolist())
+
+
+def causal_conv(x: Tensor, past: Tensor, weight: Tensor, dilation: int = 1) -> Tensor:
+    """Depthwise convolution of one row x [channels] behind past [(taps-1)*dilation, channels], oldest first.
+
+    weight is [channels, taps]; its last tap meets x.
+    """
+    taps = weight.shape[1]
+    total = x * weight[:, taps - 1]
+    for j in range(taps - 1):
+        total = total + past[j * dilation] * weight[:, j]
+    return total
+
+
+def delta_step(
+    state: Tensor, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One step of a gated delta rule: the new state [heads, dk, dv], and the output [heads, dv].
+
+    The state decays by `decay` [heads, dk or 1] first; then it is corrected along key [heads, dk] towards
+    value [heads, dv] by beta [heads], and read by query [heads, dk].
+    """
+    state = decay[..., None] * state
+    missed = beta[:, None] * (value - torch.bmm(key[:, None], state)[:, 0])
+    state = state + key[..., None] * missed[:, None]
+    return state, torch.bmm(query[:, None], state)[:, 0]
+
+
+def mean_of(rows: Sequence[Tensor]) -> Tensor:
+    """The arithmetic mean of tensors of one shape, added in their order."""
+    total = rows[0]
+    for row in rows[1:]:
+        total = total + row
+    return total / len(rows)
+
+
+def inverse_sqrt(n: int) -> float:
+    """1/√n in double precision."""
+    return 1.0 / math.sqrt(n)

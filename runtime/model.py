@@ -1,0 +1,118 @@
+"""What models have in common: rows go in for several sequences at once, hidden rows come out.
+
+A trunk makes a hidden row for each token, from which its logits follow and which a head takes. A head makes hidden rows
+of the same width, which it, or the head after it, takes for the next token of a draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from nextn.gguf_schema.contents import Contents
+from nextn.gguf_schema.errors import UsageError
+from nextn.runtime.state import State
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows of one sequence that follow what its state holds: token ids, or embedding rows [rows, width] in their place.
+
+    `hidden` [rows, hidden width] is what a head takes beside them. `positions`, of text one after the other, are given
+    when rows are of an image: [rows].
+    """
+
+    state: State
+    tokens: Sequence[int] = ()
+    embeddings: Tensor | None = None
+    hidden: Tensor | None = None
+    positions: Sequence[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens) if self.embeddings is None else len(self.embeddings)
+
+    def places(self) -> list[int]:
+        """The position of each row. UsageError when given ones are not as many, or go back."""
+        if self.positions is None:
+            return list(range(self.state.position, self.state.position + len(self)))
+        given = list(self.positions)
+        steps = zip([self.state.position - 1, *given], given, strict=False)
+        if len(given) != len(self) or any(later < earlier for earlier, later in steps):
+            message = f"positions {given} for {len(self)} rows from {self.state.position} on"
+            raise UsageError("positions", message, remedy="give one for each row, none before the one ahead of it")
+        if self.embeddings is None and given != list(range(given[0], given[0] + len(given))):
+            raise UsageError("positions", f"{given} are not consecutive, as those of text are")
+        return given
+
+    def advance(self) -> None:
+        """Count the rows as part of the sequence."""
+        self.state.advance(len(self), self.places()[-1] + 1 if len(self) else None)
+
+
+class Trunk(Protocol):
+    """The main model."""
+
+    contents: Contents
+    vocab_size: int
+    hidden_width: int
+
+    def new_state(self, rollback: int = ...) -> State:
+        """The state of an empty sequence, of which so many rows can be taken back."""
+        ...
+
+    def forward(self, chunks: Sequence[Chunk]) -> Tensor:
+        """Hidden rows [all rows of all chunks, hidden width] in their order; the states then hold them."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [rows, vocabulary] from hidden rows."""
+        ...
+
+
+class Heads(Protocol):
+    """The draft heads of a model: several chained ones, or one that is looped."""
+
+    contents: Contents
+    count: int
+    hidden_width: int
+
+    def new_state(self) -> State:
+        """The state of an empty sequence: the caches of all heads, which hold rows at the same places."""
+        ...
+
+    def catch_up(self, chunks: Sequence[Chunk]) -> None:
+        """Write into the caches of all heads what later steps read of these rows, and count them.
+
+        The hidden row of a token is the trunk's for the token before it; zeros for the first.
+        """
+        ...
+
+    def forward(self, chunks: Sequence[Chunk], head: int) -> Tensor:
+        """Hidden rows [rows, hidden width] of one head; its caches hold the rows, which are not counted."""
+        ...
+
+    def logits(self, hidden: Tensor, head: int) -> Tensor:
+        """Logits [rows, vocabulary] from hidden rows of a head."""
+        ...
+
+
+def embedded(chunks: Sequence[Chunk], gather: Callable[[Sequence[int]], Tensor]) -> Tensor:
+    """The embedding rows of all chunks, of tokens by `gather`: [rows, width]."""
+    return torch.cat([gather(c.tokens) if c.embeddings is None else c.embeddings for c in chunks])
+
+
+def spans(chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, slice]]:
+    """Each chunk with its place among the rows of all."""
+    start = 0
+    for chunk in chunks:
+        yield chunk, slice(start, start + len(chunk))
+        start += len(chunk)
+
+
+def joined_positions(chunks: Sequence[Chunk]) -> Tensor:
+    """The positions of all rows: [rows]."""
+    return torch.tensor([place for chunk in chunks for place in chunk.places()], dtype=torch.int64)

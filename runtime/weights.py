@@ -1,0 +1,144 @@
+"""The weights of a GGUF file: mapped, not read; decoded when they are used, or once when they are small."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gguf import GGMLQuantizationType, quants
+from torch import Tensor
+
+from nextn.gguf_schema.contents import Contents, TensorInfo
+from nextn.gguf_schema.errors import InputError
+from nextn.gguf_schema.shards import GGUFFile
+from nextn.gguf_schema.types import TensorType
+
+# Types that torch has: their bytes are used as they lie.
+PLAIN: dict[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# A matrix that is no larger than this when decoded is decoded once; of larger ones a block of rows at a time.
+DECODED_BYTES = 64 << 20
+BLOCK_BYTES = 8 << 20
+
+
+class Matrix:
+    """A weight [..., out, in] as it is stored; `name` is for messages."""
+
+    def __init__(self, name: str, shape: tuple[int, ...], type_: TensorType, data: Tensor, dtype: torch.dtype) -> None:
+        self.name = name
+        self.shape = shape
+        self._type = type_
+        self._data = data  # bytes [..., out, row bytes]
+        self._dtype = dtype
+        self._decoded: Tensor | None = None
+
+    def __getitem__(self, index: int) -> Matrix:
+        """The matrix at a place of the first dimension, for example an expert's."""
+        if self._decoded is None and self._fits:
+            self._decoded = self._decode(self._data)
+        part = Matrix(self.name, self.shape[1:], self._type, self._data[index], self._dtype)
+        part._decoded = None if self._decoded is None else self._decoded[index]
+        return part
+
+    @property
+    def _fits(self) -> bool:
+        elements = int(np.prod(self.shape))
+        return elements * self._dtype.itemsize <= DECODED_BYTES
+
+    def _decode(self, data: Tensor) -> Tensor:
+        """Values of rows of bytes [..., row bytes]."""
+        plain = PLAIN.get(self._type.name)
+        if plain is not None:
+            return data.view(plain).to(self._dtype)
+        values = quants.dequantize(data.cpu().numpy(), GGMLQuantizationType[self._type.name])
+        return torch.from_numpy(values).to(data.device, self._dtype)
+
+    def blocks(self) -> Iterator[Tensor]:
+        """The rows of a matrix [out, in], in blocks that are always the same."""
+        if self._decoded is None and self._fits:
+            self._decoded = self._decode(self._data)
+        if self._decoded is not None:
+            yield self._decoded
+            return
+        rows = max(1, BLOCK_BYTES // (self.shape[-1] * self._dtype.itemsize))
+        for start in range(0, self.shape[0], rows):
+            yield self._decode(self._data[start : start + rows])
+
+    def gather(self, rows: Sequence[int]) -> Tensor:
+        """Rows of a matrix [out, in] by their indices: [rows, in]. What is not asked for stays on the disk."""
+        return self._decode(self._data[torch.tensor(rows, dtype=torch.int64, device=self._data.device)])
+
+
+class Weights:
+    """The tensors of a model's files; `lender` has those that a shared sidecar borrows."""
+
+    def __init__(
+        self, file: GGUFFile, dtype: torch.dtype = torch.float32, device: str = "cpu", lender: Weights | None = None
+    ) -> None:
+        self.file = file
+        self.contents: Contents = file.contents
+        self.dtype = dtype
+        self.device = device
+        self.lender = lender
+        self.read: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.contents.tensors
+
+    def matrix(self, name: str) -> Matrix:
+        """A weight as it is stored; InputError when it is missing, or of a type that cannot be decoded."""
+        tensor = self.contents.tensors.get(name)
+        if tensor is None:
+            if self.lender is not None:
+                return self.lender.matrix(name)
+            remedy = "nextn validate says what else is wrong with the file"
+            raise InputError(
+                "missing-weight", f"tensor {name!r} is not there", subject=self.contents.name, remedy=remedy
+            )
+        self.read.add(name)
+        shape = tensor.ne[::-1]
+        return Matrix(name, shape, tensor.type, self._bytes(tensor, shape), self.dtype)
+
+    def vector(self, name: str) -> Tensor:
+        """A small tensor, decoded: of torch shape."""
+        matrix = self.matrix(name)
+        return matrix._decode(matrix._data).contiguous()
+
+    def optional(self, name: str) -> Tensor | None:
+        """A small tensor, or None."""
+        return self.vector(name) if name in self else None
+
+    def _bytes(self, tensor: TensorInfo, shape: tuple[int, ...]) -> Tensor:
+        type_ = tensor.type
+        if type_.name not in PLAIN and not _decodes(type_.name):
+            message = f"is {type_.name}, which cannot be decoded"
+            raise InputError("undecodable", message, subject=tensor.name, remedy="nextn retype FILE --outtype q8_0")
+        source, offset, nbytes = self.file.tensor_bytes(tensor.name)
+        mapped = _mapped(source.name)[offset : offset + nbytes]
+        data = torch.from_numpy(mapped.reshape(*shape[:-1], type_.row_bytes(shape[-1])))
+        return data.to(self.device) if self.device != "cpu" else data
+
+
+@lru_cache(maxsize=64)
+def _mapped(path: str) -> npt.NDArray[np.uint8]:
+    """The bytes of a file, private to this process: torch wants memory that it could write to."""
+    mapped: npt.NDArray[Any] = np.memmap(Path(path), np.uint8, mode="c")
+    return mapped
+
+
+@lru_cache(maxsize=64)
+def _decodes(name: str) -> bool:
+    from nextn.gguf_schema.types import TENSOR_TYPES
+
+    type_ = TENSOR_TYPES.get(name)
+    if type_ is None:
+        return False
+    try:
+        quants.dequantize(np.zeros((1, type_.size), np.uint8), GGMLQuantizationType[name])
+    except (NotImplementedError, KeyError):
+        return False
+    return True
