@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 ALIGNMENT_KEY = "general.alignment"
 
 _MAGIC = b"GGUF"
+_PARTS_OF_CHECKPOINTS = (".safetensors", ".json")
 _VERSION = 3
 _READABLE_VERSIONS = (2, 3)
 _ALIGNMENTS = frozenset(1 << bit for bit in range(3, 32))
@@ -52,7 +53,8 @@ _UNKNOWN = -1
 class Header:
     """What one file says, and where its data begins: `alignment` and `data_offset` are in bytes.
 
-    `described` are all tensors in file order; they are those of the contents unless a name is there twice.
+    `described` are all tensors in file order; they are those of the contents unless a name is there twice. `repeated`
+    are the keys that are there again.
     """
 
     contents: Contents
@@ -61,6 +63,7 @@ class Header:
     alignment: int
     data_offset: int
     source: ByteSource
+    repeated: tuple[str, ...] = ()
 
 
 def read_header(source: ByteSource, faults: list[InputError] | None = None) -> Header:
@@ -76,7 +79,7 @@ def read_header(source: ByteSource, faults: list[InputError] | None = None) -> H
     version = _read_version(reader)
     n_tensors = reader.count("tensors", _LEAST_TENSOR_BYTES, _MAX_TENSORS)
     n_keys = reader.count("keys", _LEAST_KEY_BYTES, _MAX_KEYS)
-    keys = _read_keys(reader, n_keys)
+    keys, repeated = _read_keys(reader, n_keys)
     alignment = DEFAULT_ALIGNMENT
     try:
         alignment = alignment_of(keys, source.name)
@@ -89,7 +92,7 @@ def read_header(source: ByteSource, faults: list[InputError] | None = None) -> H
     for tensor in described:
         tensors.setdefault(tensor.name, tensor)
     contents = Contents(keys, tensors, source.name)
-    return Header(contents, tuple(described), version, alignment, data_offset, source)
+    return Header(contents, tuple(described), version, alignment, data_offset, source, repeated)
 
 
 def encode_header(
@@ -158,6 +161,8 @@ def _read_version(reader: HeaderReader) -> int:
     magic = reader.take(len(_MAGIC), "magic")
     if magic != _MAGIC:
         remedy = "Check the path; a Git LFS pointer or a web page saved under this name must be downloaded again."
+        if reader.source.name.endswith(_PARTS_OF_CHECKPOINTS):
+            remedy = "It is part of a checkpoint: give its folder, to `nextn inspect` or `nextn convert`."
         raise reader.error("not-gguf", f"starts with {magic!r}, want {_MAGIC!r}", remedy)
     raw = reader.take(4, "version")
     version, swapped = int.from_bytes(raw, "little"), int.from_bytes(raw, "big")
@@ -170,8 +175,10 @@ def _read_version(reader: HeaderReader) -> int:
     raise reader.error("unsupported-version", f"GGUF version {version} at byte 4, want 2 or 3", remedy)
 
 
-def _read_keys(reader: HeaderReader, count: int) -> dict[str, Value]:
+def _read_keys(reader: HeaderReader, count: int) -> tuple[dict[str, Value], tuple[str, ...]]:
+    """The keys, and the names of those that are there again."""
     keys: dict[str, Value] = {}
+    repeated = []
     for index in range(count):
         reader.where = f"key {index + 1} of {count}"
         offset = reader.offset
@@ -180,10 +187,11 @@ def _read_keys(reader: HeaderReader, count: int) -> dict[str, Value]:
             raise reader.error("bad-value", f"has no name at byte {offset}")
         reader.where = f"key {_short(key)}"
         if key in keys:
+            repeated.append(key)
             reader.fault(reader.error("duplicate-key", f"is there twice, again at byte {offset}"))
         value = _read_value(reader, key)
         keys.setdefault(key, value)
-    return keys
+    return keys, tuple(repeated)
 
 
 def _read_value(reader: HeaderReader, key: str) -> Value:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -51,11 +52,21 @@ class LocalFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = str(path)
+        # Without waiting: a pipe that nobody writes to would be waited for.
+        flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            self._descriptor = os.open(path, flags)
             status = os.fstat(self._descriptor)
         except OSError as error:
-            raise InputError("unreadable", f"cannot be opened: {error.strerror}", subject=str(path)) from error
+            message = f"cannot be opened: {error.strerror}"
+            if path.is_symlink() and error.errno == errno.ENOENT:
+                message = f"is a link to {str(path.readlink())!r}, which is not there"
+            raise InputError("unreadable", message, subject=str(path)) from error
+        if stat.S_ISDIR(status.st_mode):
+            remedy = "Give a .gguf file; `nextn inspect` takes the folder of a checkpoint too."
+            raise InputError("not-a-file", "is a folder", subject=str(path), remedy=remedy)
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError("not-a-file", "is not a regular file", subject=str(path))
         self.size = status.st_size
         self.identity = self._identity(status)
 

@@ -6,57 +6,38 @@ qwen4exp.md section 6.5, glm5-next.md section 8, step35.md sections 2.7 and 6.6 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from nextn.gguf_schema.contents import array, string
+from nextn.gguf_schema.contents import boolean, string
+from nextn.gguf_schema.errors import UsageError
 from nextn.gguf_schema.layout_signatures import (
     Facts,
+    Implied,
+    Naming,
+    all_full,
     facts_of,
     fork_pretokenizer,
     last_ratio,
+    matrix_gammas,
     narrow_shared_norm,
+    shared_width,
     short_arrays,
     split_hidden,
     there,
     trunk_mixer,
     wide_shared_norm,
 )
+from nextn.gguf_schema.nextn_generic import SHARED
 
 if TYPE_CHECKING:
     from nextn.gguf_schema.contents import Contents, TensorInfo, Value
 
 UPSTREAM = "upstream"
-
-
-@dataclass(frozen=True)
-class Naming:
-    """One layout of an architecture, as data.
-
-    `evidence` says why a file is of it, or None. Maps are (upstream, here) pairs; names hold `{i}` for the head's
-    block. `fused` maps an upstream tensor to the tensors here that it consists of, joined along the first dimension;
-    `keys` maps keys, without the architecture; `extra_keys` are written here and follow from other keys. `last` names
-    the arrays whose last entry is 0 here and the trunk's largest entry upstream. `spelling` is another
-    `general.architecture`, which all keys begin with.
-    """
-
-    id: str
-    architecture: str
-    description: str
-    evidence: Callable[[Facts], str | None]
-    letter: str | None = None
-    names: tuple[tuple[str, str], ...] = ()
-    fused: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    keys: tuple[tuple[str, str], ...] = ()
-    extra_keys: tuple[str, ...] = ()
-    last: tuple[str, ...] = ()
-    spelling: str | None = None
-
-    @property
-    def renames(self) -> bool:
-        """Whether names differ from upstream's in a way that is known, and not only values."""
-        return bool(self.names or self.fused or self.keys or self.spelling)
+BUILD = "llama.cpp b11549"
+# Tensors outside blocks that a file with a trunk has of its own.
+OF_TRUNK = "output_"
 
 
 @dataclass(frozen=True)
@@ -73,6 +54,11 @@ class Layout:
         """Whether the file fits more than one layout."""
         return bool(self.others)
 
+    @property
+    def doubtful(self) -> bool:
+        """Whether names may mean other tensors than they seem to; values say the same in each layout that fits."""
+        return any((naming := naming_of(other)) and naming.renames for other in self.others)
+
 
 B = "blk.{i}.nextn."
 MIXER = ("norm", "down", "up")
@@ -85,6 +71,8 @@ def _mixer(here: str) -> tuple[tuple[str, str], ...]:
 
 
 QWEN, GLM, STEP = "qwen4exp", "glm5-next", "step35"
+# Forks of the pull requests run a dense head, and write 0 for it: qwen4exp.md 6.4 ("forks: trailing 0") and 6.5.
+LAST = ("attention.compress_ratios",)
 
 # In the order in which signatures are tried: the more particular ones first.
 NAMINGS: tuple[Naming, ...] = (
@@ -106,7 +94,9 @@ NAMINGS: tuple[Naming, ...] = (
     Naming(
         "split-fc", QWEN, "forks of mihailescu2m and neurall, FR-Spec files", there(f"{B}fc_embd.weight"), "C",
         names=_mixer(B + "hc_{part}.weight"),
-        fused=((EH_PROJ, (f"{B}fc_embd.weight", f"{B}fc_hidden.weight")),),
+        fused=((EH_PROJ, (f"{B}fc_embd.weight", f"{B}fc_hidden.weight")),), last=LAST,
+        # FR-Spec: an output matrix of fewer rows, and the token of each.
+        own=("d2t", "d2t.weight"),
     ),
     Naming(
         "split-proj", QWEN, "JJJYmmm's fork of llama.cpp; the names of its projections are a guess", split_hidden, "D",
@@ -119,61 +109,109 @@ NAMINGS: tuple[Naming, ...] = (
     ),
     Naming(
         "unsloth-draft", QWEN, "early drafts of Unsloth: a narrow norm and no mixer of the head", narrow_shared_norm,
+        closed=("nextn.hc_head_norm.weight", "it has no mixer of the head, and no other layout does without",
+                "make the head again from its checkpoint: nextn convert"),
     ),
     Naming(
         "rocmfpx", QWEN, "ROCmFPX, halo-box, Strix: the head's mixer under the trunk's names", trunk_mixer, "B",
-        names=_mixer("output_hc_{part}.weight"),
+        names=_mixer("output_hc_{part}.weight"), last=LAST,
     ),
     Naming(
         "pull-request", QWEN, "pull requests 27836 and 28243 of llama.cpp, Unsloth: a dense head", last_ratio, "A",
-        last=("attention.compress_ratios",),
+        last=LAST, marker=f"{QWEN}.nextn_shared_target_tensors", combines=True,
+        own=(f"{B}embed_tokens.weight", f"{B}shared_head_head.weight"),
+    ),
+    Naming(
+        "matrix-gammas", QWEN, "gammas of all streams as matrices, which llama.cpp b11549 takes too", matrix_gammas,
+        matrices=(f"{B}hnorm.weight", f"{B}hc_head_norm.weight"), combines=True,
     ),
     Naming(
         "glm5next", GLM, "the spelling before llama.cpp merged the architecture",
         lambda facts: "general.architecture is glm5next" if facts.contents.architecture == "glm5next" else None,
         keys=(("attention.indexer.kpool", "attention.indexer.block_size"),), spelling="glm5next",
-        extra_keys=("expert_shared_feed_forward_length", "attention.indexer.index_share_mtp"),
+        extra=(Implied("expert_shared_feed_forward_length", shared_width, "expert_feed_forward_length"),),
+        assumed=(Implied("attention.indexer.kpool_select_tail", lambda _: boolean(True), "attention.indexer.kpool"),
+                 Implied("attention.indexer.types", all_full, "attention.indexer.kpool_select_tail")),
+        shown=(("attention.indexer.block_size", "indexer_compressor_ape.weight", 1),),
     ),
-    Naming("stepfun-arrays", STEP, "StepFun's fork: arrays over the trunk alone in a file with heads", short_arrays),
+    Naming(
+        "stepfun-arrays", STEP, "StepFun's fork: arrays over the trunk alone in a file with heads", short_arrays,
+        closed=("attention.head_count", "its arrays over blocks lack the heads' entries, which tensors prove in part",
+                "nextn repair FILE -o OUT.gguf"),
+    ),
     Naming(
         "stepfun-fork", STEP, "StepFun's fork of llama.cpp, with a pre-tokenizer of its own", fork_pretokenizer,
+        values=(("tokenizer.ggml.pre", "deepseek-v3", "step35"),), combines=True,
     ),
 )  # fmt: skip
 SPELLINGS = {naming.spelling: naming.architecture for naming in NAMINGS if naming.spelling}
 
 
+def namings_of(contents: Contents, facts: Facts) -> list[tuple[Naming, str]]:
+    """Every layout whose signature a file has, with the evidence; none for upstream's own."""
+    known = layouts_for(SPELLINGS.get(contents.architecture, contents.architecture))
+    return [(naming, evidence) for naming in known if (evidence := naming.evidence(facts))]
+
+
 def layout_of(contents: Contents) -> Layout:
     """The layout a file is in, by its names, shapes and keys; a file without anything special is in upstream's."""
     facts = facts_of(contents)
-    architecture = SPELLINGS.get(contents.architecture, contents.architecture)
-    found = [
-        (naming, evidence)
-        for naming in NAMINGS
-        if naming.architecture == architecture and (evidence := naming.evidence(facts))
-    ]
+    found = namings_of(contents, facts)
     if not found:
         return _upstream(facts)
     (naming, evidence), *rest = found
-    # A last ratio of 0 goes with any naming of the head's tensors.
-    others = tuple(other.id for other, _ in rest if other.letter != "A")
-    return Layout(naming.id, naming.description, evidence, others)
+    return Layout(naming.id, naming.description, evidence, tuple(other.id for other, _ in rest if not other.combines))
 
 
 def _upstream(facts: Facts) -> Layout:
-    description = "llama.cpp b11549"
     if facts.head is None:
-        return Layout(UPSTREAM, description, "there is no head, and trunks are named alike everywhere")
-    if facts.has_trunk and facts.has("output_hc_down.weight") and not facts.has(f"{B}hc_head_norm.weight"):
+        return Layout(UPSTREAM, BUILD, "there is no head, and trunks are named alike everywhere")
+    is_qwen = facts.contents.architecture == QWEN
+    if is_qwen and facts.has_trunk and facts.has("output_hc_down.weight") and not facts.has(f"{B}hc_head_norm.weight"):
         evidence = "the head has no mixer, and the trunk's may have been overwritten with it"
-        return Layout(UPSTREAM, description, evidence, ("rocmfpx", "ik-llama"))
-    if facts.contents.architecture == QWEN and facts.ratios == (0, 0):
-        return Layout(UPSTREAM, description, "every compress ratio is 0: dense attention", ("pull-request",))
-    return Layout(UPSTREAM, description, "names and keys as llama.cpp writes them")
+        return Layout(UPSTREAM, BUILD, evidence, ("rocmfpx", "ik-llama"))
+    if is_qwen and facts.ratios == (0, 0):
+        return Layout(UPSTREAM, BUILD, "every compress ratio is 0: dense attention", ("pull-request",))
+    return Layout(UPSTREAM, BUILD, "names and keys as llama.cpp writes them")
 
 
 def naming_of(layout: str) -> Naming | None:
     """The layout of this id or letter; None for upstream's own."""
     return next((naming for naming in NAMINGS if layout in (naming.id, naming.letter)), None)
+
+
+def upstream(architecture: str) -> Naming:
+    """Upstream's own layout, as data: nothing differs."""
+    return Naming(UPSTREAM, architecture, BUILD, there())
+
+
+def layouts_for(architecture: str) -> list[Naming]:
+    """The layouts of an architecture besides upstream's."""
+    return [naming for naming in NAMINGS if naming.architecture == architecture]
+
+
+def aliases(architecture: str) -> tuple[tuple[str, str], ...]:
+    """Keys that some layout of an architecture has under another name: upstream's name, and that one."""
+    return tuple(names for naming in layouts_for(architecture) for names in naming.keys)
+
+
+def strange_keys(contents: Contents, target: Naming) -> list[str]:
+    """The keys of a file whose names only other layouts have, though the file may be recognised as of the target."""
+    markers = {SHARED, *(naming.marker for naming in layouts_for(target.architecture))} - {target.marker}
+    old = [alias for ours, alias in aliases(target.architecture) if target.key(ours) != target.key(alias)]
+    return [key for key in (*(target.key(alias) for alias in old), *markers) if key in contents.keys]
+
+
+def layout_for(contents: Contents, layout: str) -> Naming:
+    """The layout of this id or letter that a file may be written in; UsageError when its architecture has none."""
+    architecture = SPELLINGS.get(contents.architecture, contents.architecture)
+    known = layouts_for(architecture)
+    naming = upstream(architecture) if layout == UPSTREAM else naming_of(layout)
+    if naming is None or naming.architecture != architecture:
+        names = (f"{each.id} ({each.letter})" if each.letter else each.id for each in known)
+        message = f"no layout {layout!r} of {architecture or 'a file without an architecture'} is known"
+        raise UsageError("unknown-layout", message, subject="--to", remedy=f"one of {', '.join((UPSTREAM, *names))}")
+    return naming
 
 
 def upstream_view(contents: Contents, layout: str) -> Contents:
@@ -185,43 +223,55 @@ def upstream_view(contents: Contents, layout: str) -> Contents:
     if naming is None:
         return contents
     facts = facts_of(contents)
+    target = upstream(naming.architecture)
     tensors = dict(contents.tensors)
-    for upstream, here in naming.names:
-        old, new = here.format(i=facts.head), upstream.format(i=facts.head)
-        if old in tensors and not (facts.has_trunk and old.startswith("output_")):
+    for old, new in renaming(naming, target, facts).items():
+        if old in tensors:
             tensors[new] = replace(tensors.pop(old), name=new)
-    for upstream, parts in naming.fused:
-        names = [part.format(i=facts.head) for part in parts]
+    for names, (new,) in regrouping(naming, target, facts):
         if all(name in tensors for name in names):
-            new = upstream.format(i=facts.head)
             tensors[new] = _joined(new, [tensors.pop(name) for name in names])
-    return replace(contents, tensors=tensors, keys=_upstream_keys(contents, naming))
+    extra = {f"{naming.prefix}.{implied.key}" for implied in naming.extra}
+    keys = rekeyed({key: value for key, value in contents.keys.items() if key not in extra}, naming, target)
+    for key in (f"{target.prefix}.{name}" for name in naming.last if facts.ratios):
+        keys[key] = replace(keys[key], value=(*keys[key].items[:-1], max(facts.ratios or ())))
+    return replace(contents, tensors=tensors, keys=keys)
 
 
 def _joined(name: str, parts: Sequence[TensorInfo]) -> TensorInfo:
-    """Tensors side by side in each row."""
+    """Tensors side by side in each row, be they alike or not."""
     first = parts[0]
     ne = (sum(part.ne[0] for part in parts), *first.ne[1:])
     return replace(first, name=name, ne=ne, nbytes=sum(part.nbytes for part in parts))
 
 
-def _upstream_keys(contents: Contents, naming: Naming) -> dict[str, Value]:
-    """The keys under upstream's names and with its values."""
-    old, new = f"{contents.architecture}.", f"{naming.architecture}."
-    renamed = {here: upstream for upstream, here in naming.keys}
-    keys: dict[str, Value] = {}
-    for key, value in contents.keys.items():
+def renaming(source: Naming, target: Naming, facts: Facts) -> dict[str, str]:
+    """The names of one layout, and another's for the same tensors, where these differ; without parts of tensors."""
+    here, there = dict(source.names), dict(target.names)
+    pairs = ((here.get(name, name), there.get(name, name)) for name in here | there)
+    names = {old.format(i=facts.head): new.format(i=facts.head) for old, new in pairs if old != new}
+    return {old: new for old, new in names.items() if not (facts.has_trunk and old.startswith(OF_TRUNK))}
+
+
+def regrouping(source: Naming, target: Naming, facts: Facts) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """The tensors that make up the same matrix in one layout and in another, in the order of columns."""
+    here, there = dict(source.fused), dict(target.fused)
+    return [
+        (_of_head(here.get(name, (name,)), facts), _of_head(there.get(name, (name,)), facts)) for name in here | there
+    ]
+
+
+def _of_head(names: tuple[str, ...], facts: Facts) -> tuple[str, ...]:
+    return tuple(name.format(i=facts.head) for name in names)
+
+
+def rekeyed(keys: Mapping[str, Value], source: Naming, target: Naming) -> dict[str, Value]:
+    """The keys of a file under the names of another layout, in place; values are what they were."""
+    here, old = {name: ours for ours, name in source.keys}, f"{source.prefix}."
+    edited = {}
+    for key, value in keys.items():
         name = key.removeprefix(old)
-        if not key.startswith(old):
-            keys[key] = string(naming.architecture) if key == "general.architecture" else value
-        elif name not in naming.extra_keys:
-            keys[new + renamed.get(name, name)] = _last_entry(value) if name in naming.last else value
-    return keys
-
-
-def _last_entry(value: Value) -> Value:
-    """An array that ends with its largest entry."""
-    items = value.items
-    if value.element is None or not items:
-        return value
-    return array(value.element, (*items[:-1], max(items)))
+        edited[target.key(here.get(name, name)) if key.startswith(old) else key] = value
+    if source.prefix != target.prefix:
+        edited["general.architecture"] = string(target.prefix)
+    return edited

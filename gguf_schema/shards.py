@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from nextn.gguf_schema.container import Header, read_header
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SPLIT_COUNT = "split.count"
 SPLIT_NO = "split.no"
 SPLIT_TENSORS_COUNT = "split.tensors.count"
+SPLIT_KEYS = (SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS_COUNT)
 
 # Identity of a conversion. Only the first shard must have the keys that are not about splitting.
 _SAME_IN_A_SET = ("general.architecture", "general.uuid", "general.name", SPLIT_TENSORS_COUNT)
@@ -81,6 +82,12 @@ def shard_name(stem: str, index: int, count: int) -> str:
     return f"{stem}-{index + 1:05d}-of-{count:05d}.gguf"
 
 
+def shard_stem(path: PurePath) -> str:
+    """The name that the files of a set have in common; of a file that is not named as a shard, its own."""
+    match = _SHARD_NAME.fullmatch(path.name)
+    return match[1] if match else path.name.removesuffix(".gguf")
+
+
 def shard_paths(path: Path) -> tuple[Path, ...]:
     """The set of files that `path` is one of by its name, in order; `path` alone when it is not named as a shard."""
     match = _SHARD_NAME.fullmatch(path.name)
@@ -96,15 +103,17 @@ def missing_shards(path: Path, paths: Sequence[Path]) -> InputError | None:
     missing = [shard.name for shard in paths if not shard.exists()]
     if not missing or len(paths) == 1:
         return None
-    message = f"{len(missing)} of the {len(paths)} files of the set are missing: {listed(missing, 8)}"
+    are = "is" if len(missing) == 1 else "are"
+    message = f"{len(missing)} of the {len(paths)} files of the set {are} missing: {listed(missing, 8)}"
     return InputError("missing-shard", message, subject=str(path), remedy="Put all of them into one folder.")
 
 
 def join_shards(headers: Sequence[Header], faults: list[InputError] | None = None) -> GGUFFile:
     """One model from the headers of all its shards, in order: the keys of the first and the tensors of each.
 
-    InputError when a `split.*` key contradicts the place or the number of shards, when something shows that they are
-    not of one set, and for a tensor in two of them. With a list of `faults` these are added to it instead.
+    InputError when something shows that the shards are not of one set, or a `split.*` key contradicts the place or the
+    number of shards; only when neither does, for another number of tensors, then for a tensor in two of them: one cause
+    is one error. With a list of `faults` these are added to it instead.
     """
     tensors: dict[str, TensorInfo] = {}
     twice: list[InputError] = []
@@ -116,7 +125,7 @@ def join_shards(headers: Sequence[Header], faults: list[InputError] | None = Non
                 twice.append(InputError("duplicate-tensor", message, subject=header.source.name, remedy=ONE_SET))
             else:
                 tensors[tensor.name] = replace(tensor, shard=index) if index else tensor
-    for error in (*_split_problems(headers), *_mixture(headers), *twice):
+    for error in [*_mixture(headers), *_place_problems(headers)] or [*_count_problems(headers)] or twice:
         if faults is None:
             raise error
         faults.append(error)
@@ -124,33 +133,45 @@ def join_shards(headers: Sequence[Header], faults: list[InputError] | None = Non
     return GGUFFile(Contents(first.contents.keys, tensors, first.source.name), tuple(headers))
 
 
-def _split_problems(headers: Sequence[Header]) -> Iterator[InputError]:
-    """Where the `split.*` keys contradict the files."""
-    tensors = sum(len(header.described) for header in headers)
+def _place_problems(headers: Sequence[Header]) -> Iterator[InputError]:
+    """Where the keys say of a file that it is another one of the set, or of a set of another size."""
+    first = headers[0]
+    count, number = (_integer(first, key) for key in (SPLIT_COUNT, SPLIT_NO))
+    if len(headers) == 1 and count is not None and count > 1:
+        message = (
+            f"says that it is file {(number or 0) + 1} of {count} ({SPLIT_NO} {number or 0}, {SPLIT_COUNT} {count}), "
+            "and is not named so: nothing leads to the others"
+        )
+        remedy = f"Put it beside the others under a name like {shard_name('NAME', number or 0, count)}."
+        yield InputError("shard-count", message, subject=first.source.name, remedy=remedy)
+        return
     # Merging with llama-gguf-split leaves a count of 0 in a file that is whole.
     counts = (1, 0) if len(headers) == 1 else (len(headers),)
-    wanted = (
-        ("shard-number", SPLIT_NO, lambda index: (index,)),
-        ("shard-count", SPLIT_COUNT, lambda _: counts),
-        ("shard-tensors", SPLIT_TENSORS_COUNT, lambda _: (tensors,)),
-    )
+    for index, header in enumerate(headers):
+        place = f"file {index + 1} of {len(headers)}"
+        for code, key, wanted in (("shard-number", SPLIT_NO, (index,)), ("shard-count", SPLIT_COUNT, counts)):
+            yield from _contradiction(header, code, key, wanted, place)
+
+
+def _count_problems(headers: Sequence[Header]) -> Iterator[InputError]:
+    """Where the keys count other tensors than there are."""
+    tensors = sum(len(header.described) for header in headers)
     for index, header in enumerate(headers):
         place = f"file {index + 1} of {len(headers)} with {counted(tensors, 'tensor')} in all"
-        for code, key, values in wanted:
-            value = header.contents.keys.get(key)
-            if value is not None and value.value not in values(index):
-                have = value.value if isinstance(value.value, int) else value.type_name
-                message = f"key {key!r}: {have}, want {values(index)[0]} for {place}"
-                yield InputError(code, message, subject=header.source.name, remedy=_name_remedy(headers) or ONE_SET)
+        yield from _contradiction(header, "shard-tensors", SPLIT_TENSORS_COUNT, (tensors,), place)
 
 
-def _name_remedy(headers: Sequence[Header]) -> str | None:
-    """What to do about a shard whose name hides that it is one."""
-    count, number = (headers[0].contents.keys.get(key) for key in (SPLIT_COUNT, SPLIT_NO))
-    if len(headers) > 1 or not count or not isinstance(count.value, int) or count.value < 2:
-        return None
-    index = number.value if number and isinstance(number.value, int) else 0
-    return f"Put it beside the others under a name like {shard_name('NAME', index, count.value)}."
+def _contradiction(header: Header, code: str, key: str, wanted: tuple[int, ...], place: str) -> Iterator[InputError]:
+    value = header.contents.keys.get(key)
+    if value is not None and value.value not in wanted:
+        have = value.value if isinstance(value.value, int) else value.type_name
+        message = f"key {key!r}: {have}, want {wanted[0]} for {place}"
+        yield InputError(code, message, subject=header.source.name, remedy=ONE_SET)
+
+
+def _integer(header: Header, key: str) -> int | None:
+    value = header.contents.keys.get(key)
+    return value.value if value and isinstance(value.value, int) else None
 
 
 def _mixture(headers: Sequence[Header]) -> Iterator[InputError]:

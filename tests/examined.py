@@ -9,10 +9,9 @@ from nextn.validators.findings import Finding, Findings
 
 
 def examine(*files: bytes) -> tuple[GGUFFile | None, Findings]:
-    findings = Findings()
     names = [f"m-{i}" for i in range(len(files))] if len(files) > 1 else ["m"]
-    model = examine_sources([MemoryFile(data, name) for data, name in zip(files, names, strict=True)], findings)
-    return model, findings
+    found = examine_sources([MemoryFile(data, name) for data, name in zip(files, names, strict=True)])
+    return found.file if found.whole else None, found.findings
 
 
 def only(*files: bytes) -> Finding:

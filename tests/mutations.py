@@ -171,10 +171,11 @@ def judged(files: Sequence[ByteSource], *, foretell: bool = True) -> str:
     """
     findings = Findings()
     try:
-        model = examine_sources(files, findings)
-        if model is not None:
-            examine_small(model, findings)
-            examined = examine_contents(model.contents, findings)
+        container = examine_sources(files)
+        findings = container.findings
+        if container.whole:
+            examine_small(container.file, findings)
+            examined = examine_contents(container.file.contents, findings)
             findings = Findings((judge(examined) if foretell else examined).findings)
     except NextnError as error:
         return error.code

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nextn.gguf_schema.container import MAX_TENSOR_NAME, Header, read_header
-from nextn.gguf_schema.contents import ByteSource, LocalFile
+from nextn.gguf_schema.contents import DEFAULT_ALIGNMENT, ByteSource, LocalFile
 from nextn.gguf_schema.errors import InputError, counted, listed
 from nextn.gguf_schema.placement import layout_problems, order_problems
 from nextn.gguf_schema.shards import (
@@ -24,6 +24,8 @@ from nextn.gguf_schema.shards import (
     shard_paths,
 )
 from nextn.validators.findings import Finding, Findings, Severity
+from nextn.validators.loader_container import container_stop
+from nextn.validators.loader_keys import Outcome, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -55,6 +57,11 @@ RULES: dict[str, Rule] = {
     "bad-dimensions": Rule(ERROR, f"{_GGUF_CPP}: 1 to 4 dimensions, whole blocks, sizes within 64 bits", _WRITE_AGAIN),
     "bad-name": Rule(ERROR, f"{_GGUF_CPP}: a name has at most {MAX_TENSOR_NAME} bytes", "rename the tensor"),
     "unknown-type": Rule(WARNING, "ggml.h of llama.cpp b11549: the types it knows", "see which build writes the type"),
+    "unaligned-data": Rule(
+        WARNING,
+        "ggml/src/ggml-backend.cpp of llama.cpp b11549: it maps a file, and tensors lie at multiples of 32 bytes",
+        "write it again with an alignment of 32, or load it with --no-mmap",
+    ),
     "old-version": Rule(NOTE, f"{_GGUF_CPP} reads versions 2 and 3 alike and refuses 1"),
     # Where the data is.
     "misaligned": Rule(ERROR, f"{_FORMAT}: offsets are multiples of the alignment", _WRITE_AGAIN),
@@ -73,39 +80,57 @@ RULES: dict[str, Rule] = {
     "mixed-shards": Rule(ERROR, "one conversion writes all files of a set alike"),
 }
 
+# What shows that the files of a set are no model: there is nothing to be said of its tensors.
+NO_SET = frozenset({"shard-number", "shard-count", "shard-tensors", "duplicate-tensor"})
+
 _SHOWN = 4  # problems of one kind in one file; the others are counted
 
 
-def examine_container(path: Path) -> tuple[GGUFFile | None, Findings]:
-    """The model that `path` belongs to, as far as it can be read, and what is wrong with its files.
+@dataclass(frozen=True)
+class Container:
+    """The files of a model: what they say together, what is wrong with them, and where llama.cpp stops at them, if so.
 
-    There is no model when files of its set are missing: whatever else is missing would be due to that. InputError when
-    a header cannot be read.
+    `file` holds what is there. Unless it is `whole`, that is no model: files are missing or do not belong together.
+    """
+
+    file: GGUFFile
+    whole: bool
+    findings: Findings
+    stop: Stop | None
+
+
+def examine_container(path: Path) -> Container:
+    """The model that `path` belongs to, as far as it can be read; InputError when a header cannot be read."""
+    paths = shard_paths(path)
+    there = [shard for shard in paths if shard == path or shard.exists()]
+    return examine_sources([LocalFile(shard) for shard in there], paths, missing_shards(path, paths))
+
+
+def examine_sources(
+    sources: Sequence[ByteSource], paths: Sequence[Path | str] = (), missing: InputError | None = None
+) -> Container:
+    """The model that the files of a set make; `paths` are those of the whole set, `missing` the error about the others.
+
+    InputError when a header cannot be read.
     """
     findings = Findings()
-    paths = shard_paths(path)
-    missing = missing_shards(path, paths)
-    if missing is None:
-        return examine_sources([LocalFile(shard) for shard in paths], findings), findings
-    _add(findings, [missing])
-    for shard in paths:
-        if shard.exists():
-            _examine_file(LocalFile(shard), findings)
-    return None, findings
-
-
-def examine_sources(sources: Sequence[ByteSource], findings: Findings) -> GGUFFile | None:
-    """The model that the files of a whole set make, in order; what is wrong with them is added to the findings.
-
-    There is no model when a file is one of more than there are. InputError when a header cannot be read.
-    """
+    if missing:
+        _add(findings, [missing])
     headers = [_examine_file(source, findings) for source in sources]
     faults: list[InputError] = []
     file = join_shards(headers, faults)
-    _add(findings, [*faults, *_missing_split_keys(headers)])
+    # What else is missing is due to the files that are.
+    _add(findings, () if missing else [*faults, *_missing_split_keys(headers)])
+    no_set = len(headers) > 1 and any(finding.rule in NO_SET for finding in findings)
     count = file.contents.keys.get(SPLIT_COUNT)
     incomplete = count is not None and isinstance(count.value, int) and count.value > len(headers)
-    return None if incomplete else file
+    by_name = {header.source.name: header for header in headers}
+    there: list[Header | None] = [by_name.get(str(path)) for path in paths] if paths else [*headers]
+    names = [str(path) for path in paths] or [source.name for source in sources]
+    stop = container_stop(names, there)
+    if stop is None and any(finding.rule == "mixed-shards" for finding in findings):
+        stop = Stop(Outcome.WRONG, "the files are not of one set, which is not checked")
+    return Container(file, not (missing or no_set or incomplete), findings, stop)
 
 
 def _examine_file(source: ByteSource, findings: Findings) -> Header:
@@ -125,6 +150,9 @@ def _header_problems(header: Header) -> Iterator[InputError]:
     name = header.source.name
     if header.version == 2:
         yield InputError("old-version", "GGUF version 2, which is read like version 3", subject=name)
+    if header.described and header.data_offset % DEFAULT_ALIGNMENT:
+        message = f"data begins at byte {header.data_offset}, want a multiple of {DEFAULT_ALIGNMENT}"
+        yield InputError("unaligned-data", message, subject=name)
     for tensor in header.described:
         length = len(tensor.name.encode())
         if not 1 <= length <= MAX_TENSOR_NAME:

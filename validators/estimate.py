@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from nextn.gguf_schema.architecture import Hyperparameters
     from nextn.gguf_schema.contents import Contents
+    from nextn.validators.findings import Findings
 
 # What n_max is in llama.cpp when nothing else is asked for (common.h).
 LONGEST_DRAFT = 3
@@ -158,7 +159,8 @@ def estimate(
     1 + `n_max` planes of each recurrent state, to go back when drafts are rejected. UsageError when the cache's rows
     are no whole blocks of `kv_type`.
     """
-    settings = Settings(context, ubatch, kv_type, n_max)
+    # As llama-context.cpp: n_ubatch is at most n_batch, which is at most n_ctx.
+    settings = Settings(context, min(ubatch, context), kv_type, n_max)
     files = {"model": trunk} | ({"draft": draft} if draft is not None else {})
     drafting = any(_has_head(contents) for contents in files.values())
     weights = tuple(weight for owner, contents in files.items() for weight in weights_of(owner, contents))
@@ -196,6 +198,14 @@ def estimate(
         {owner: max((weight.block for weight in weights if weight.owner == owner), default=-1) + 1 for owner in files},
         tuple(dict.fromkeys(notes)),
     )
+
+
+def examine_context(contents: Contents, context: int, findings: Findings) -> None:
+    """Say so when a context is asked for that is longer than the model was made for."""
+    own = contents.get("context_length")
+    if own and isinstance(own.value, int) and 0 < own.value < context:
+        key, message = f"{contents.architecture}.context_length", f"is {own.value}, fewer than the {context} asked for"
+        findings.note("context-beyond", key, message, f"ask for at most {own.value}, or scale the rotary embedding")
 
 
 def weights_of(owner: str, contents: Contents) -> Iterator[Weights]:

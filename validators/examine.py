@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nextn.gguf_schema.contents import Contents
-from nextn.gguf_schema.layouts import UPSTREAM, Layout, Naming, layout_of, naming_of, upstream_view
-from nextn.gguf_schema.nextn_generic import EMBEDDING, TARGET_EMBEDDING_SHA256, flags_of
-from nextn.gguf_schema.shards import shard_paths
+from nextn.gguf_schema.layouts import UPSTREAM, Layout, layout_of, naming_of, upstream_view
+from nextn.gguf_schema.nextn_generic import EMBEDDING, TARGET_EMBEDDING_SHA256, declared, flags_of
+from nextn.gguf_schema.reading import ARCHITECTURES
 from nextn.validators.container import examine_container
-from nextn.validators.estimate import LONGEST_DRAFT, Estimate, estimate
+from nextn.validators.estimate import LONGEST_DRAFT, Estimate, estimate, examine_context
 from nextn.validators.findings import Finding, Findings, Severity
 from nextn.validators.forecast import Forecast, forecast
-from nextn.validators.loader_keys import Outcome
-from nextn.validators.metadata import examine_metadata
-from nextn.validators.pair import examine_pair, examine_target_hash
+from nextn.validators.layout import examine_layout
+from nextn.validators.metadata import examine_architecture, examine_metadata
+from nextn.validators.other_files import other_file
+from nextn.validators.pair import examine_embeddings, examine_pair, examine_target_hash
 from nextn.validators.role import RoleReport, assert_role, examine_role
-from nextn.validators.runtimes import Use
 from nextn.validators.structural import examine_small
 from nextn.validators.tensors import examine_tensors
+from nextn.validators.verdicts import examine_all, examine_runtime, use_of
+from nextn.validators.wording import with_names
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from nextn.gguf_schema.architecture import Role
     from nextn.gguf_schema.shards import GGUFFile
+    from nextn.validators.loader_keys import Stop
+    from nextn.validators.runtimes import Use
 
 # What an estimate is made for when nothing is asked for: a context that fits most uses, and llama.cpp's defaults.
 CONTEXT, UBATCH, KV_TYPE = 8192, 512, "f16"
@@ -35,7 +38,6 @@ UNKNOWN_ROLE = {
     "flags": {"mtp_only": False, "trunk_only": False},
     "trunk_blocks": 0,
     "nextn_blocks": 0,
-    "declared": {"block_count": None, "nextn_predict_layers": None},
 }
 # What makes the places of data meaningless.
 UNREADABLE = frozenset({"truncated", "overlap", "misaligned", "bad-alignment", "bad-dimensions", "duplicate-tensor"})
@@ -55,8 +57,8 @@ class Memory:
 class Examined:
     """One file, all shards of it: what it says, what it is, and what was found. `files` are (path, bytes) pairs.
 
-    Without its other shards a file says nothing: `layout` and `role` are None. `file` leads to the data, unless it is a
-    plan's.
+    Of an architecture without tables there is no `layout`; of a file that is no model, or is not `whole`, no `role`
+    either. `stop` is what the container does to a loader. `file` leads to the data, unless it is a plan's.
     """
 
     files: tuple[tuple[str, int], ...]
@@ -65,6 +67,8 @@ class Examined:
     role: RoleReport | None
     findings: tuple[Finding, ...]
     file: GGUFFile | None = None
+    whole: bool = True
+    stop: Stop | None = None
 
     @property
     def parameters(self) -> int:
@@ -76,7 +80,7 @@ class Examined:
         return {
             "files": [{"path": path, "bytes": size} for path, size in self.files],
             "architecture": self.contents.architecture or None,
-            **(self.role.as_json() if self.role else UNKNOWN_ROLE),
+            **(self.role.as_json() if self.role else {**UNKNOWN_ROLE, "declared": asdict(declared(self.contents))}),
             "layout": self.layout.id if self.layout else None,
             "layout_evidence": self.layout.evidence if self.layout else None,
             "tensors": len(self.contents.tensors),
@@ -86,12 +90,16 @@ class Examined:
 
 @dataclass(frozen=True)
 class Report:
-    """The verdict about a model, and about the draft it was given; `pair` holds findings about the two together."""
+    """The verdict about a model, and about the draft it was given; `pair` holds findings about the two together.
+
+    `use` is what the file, or the pair, is for: the rows of the forecast that count.
+    """
 
     model: Examined
     draft: Examined | None
     pair: tuple[Finding, ...]
     forecast: tuple[Forecast, ...]
+    use: Use
     estimate: Estimate | None
     strict: bool = False
 
@@ -153,18 +161,23 @@ def examine_contents(
     Tables know upstream's names, so a file with names of another layout is judged by its view in upstream's.
     """
     findings = Findings(found or ())
+    if what := other_file(contents):
+        findings.note("not-a-model", contents.name, f"is {what}", None, "general.type and general.architecture")
+        return Examined(files or ((contents.name, 0),), contents, None, None, tuple(findings))
     layout = layout_of(contents)
     naming = naming_of(layout.id)
     renamed = naming is not None and naming.renames
     view = upstream_view(contents, layout.id) if renamed else contents
     report = examine_role(view, findings)
     if layout.id != UPSTREAM or layout.ambiguous:
-        _add_layout(contents.name, layout, naming, findings)
+        examine_layout(contents.name, layout, naming, findings)
         # What a loader computes, it computes from the names that are there.
         report = replace(report, architecture=contents.architecture, flags=flags_of(contents))
     examine_metadata(view, report, findings)
     examine_tensors(view, report, findings)
-    return Examined(files or ((contents.name, 0),), contents, layout, report, tuple(findings))
+    known = layout if naming is not None or contents.architecture in ARCHITECTURES else None
+    named = with_names(findings, {"FILE": contents.name})
+    return Examined(files or ((contents.name, 0),), contents, known, report, named)
 
 
 def judge(
@@ -177,34 +190,47 @@ def judge(
     memory: Memory | None = None,
 ) -> Report:
     """The report about examined files."""
-    asserted, pair = Findings(model.findings), Findings()
-    if role is not None and model.role is not None:
-        assert_role(model.role, role, model.contents.name, asserted)
-    if draft is not None and model.role and draft.role:
+    found, pair, other = Findings(model.findings), Findings(), draft.contents if draft else None
+    about = pair if draft else found
+    if role is not None and model.whole:
+        assert_role(model.role, role, model.contents.name, found)
+    if draft is not None and model.whole and draft.whole:
         examine_pair(model.contents, draft.contents, pair, n_max=memory.n_max if memory else None)
-    rows = tuple(forecast(model.contents, draft.contents if draft else None, runtime)) if model.role else ()
+    use = use_of(model.role, other)
+    rows = tuple(forecast(model.contents, other, runtime, stop=model.stop, draft_stop=draft.stop if draft else None))
+    if any(not each.whole and each.stop is None for each in (model, draft) if each):
+        rows = ()  # What is missing would decide.
     if runtime is not None:
-        _add_refusals(model, rows, pair)
+        examine_runtime(runtime, rows, use, model.contents, other, about)
+    if memory is not None and memory.context is not None:
+        examine_context(model.contents, memory.context, found)
+    everything = (*found, *(draft.findings if draft else ()), *pair)
+    if model.role and not any(finding.severity is Severity.ERROR for finding in everything):
+        examine_all(rows, use, model.contents, other, about)
     return Report(
-        replace(model, findings=tuple(asserted)),
+        replace(model, findings=with_names(found, {"FILE": model.contents.name})),
         draft,
-        tuple(pair),
+        with_names(pair, {"TRUNK": model.contents.name, "HEAD": other.name} if other else {}),
         rows,
+        use,
         _estimate(model, draft, memory or Memory()),
         strict,
     )
 
 
 def _examine_file(path: Path, *, deep: bool) -> Examined:
-    file, findings = examine_container(path)
-    if file is None:
-        files = tuple((str(shard), shard.stat().st_size) for shard in shard_paths(path) if shard.exists())
-        return Examined(files, Contents({}, {}, str(path)), None, None, tuple(findings))
+    container = examine_container(path)
+    file, findings = container.file, container.findings
     files = tuple((header.source.name, header.source.size) for header in file.headers)
-    examined = examine_contents(file.contents, findings, files)
+    if not container.whole:
+        examine_architecture(file.contents, findings)
+        named = with_names(findings, {"FILE": str(path)})
+        return Examined(files, file.contents, None, None, named, whole=False, stop=container.stop)
+    examined = replace(examine_contents(file.contents, findings, files), stop=container.stop)
     payload = Findings(examined.findings)
+    # Without a way to data of which nobody knows where it is.
     if any(finding.rule in UNREADABLE for finding in findings):
-        return replace(examined, file=file)
+        return examined
     if deep:
         # Not above: numpy takes longer to import than all else that is done for a file.
         from nextn.validators.payload import examine_payload
@@ -212,7 +238,7 @@ def _examine_file(path: Path, *, deep: bool) -> Examined:
         examine_payload(file, payload)
     else:
         examine_small(file, payload)
-    return replace(examined, findings=tuple(payload), file=file)
+    return replace(examined, findings=with_names(payload, {"FILE": str(path)}), file=file)
 
 
 def _compare_target(report: Report) -> Report:
@@ -225,35 +251,12 @@ def _compare_target(report: Report) -> Report:
 
     pair = Findings(report.pair)
     if TARGET_EMBEDDING_SHA256 in draft.contents.keys:
-        examine_target_hash(draft.contents, sha256(*file.tensor_bytes(EMBEDDING)), pair)
+        ours = file.contents.tensors[EMBEDDING]
+        examine_target_hash(draft.contents, sha256(*file.tensor_bytes(EMBEDDING)), pair, ours.type)
+    elif draft.file and EMBEDDING in draft.contents.tensors:
+        digests = [sha256(*each.tensor_bytes(EMBEDDING)) for each in (file, draft.file)]
+        examine_embeddings(file.contents, draft.contents, digests, pair)
     return replace(report, pair=tuple(pair))
-
-
-def _add_layout(name: str, layout: Layout, naming: Naming | None, findings: Findings) -> None:
-    """Say that a file is in another layout, or may be; where only values differ, the rules about these say more."""
-    is_in = f"is in layout {layout.id} ({layout.description}): {layout.evidence}"
-    remedy, reason = "nextn relayout FILE -o FILE --to upstream", "qwen4exp.md 6.5, glm5-next.md 8"
-    if layout.ambiguous:
-        may_be = f"{layout.evidence}: may be in layout {' or '.join((layout.id, *layout.others))}"
-        findings.note("layout-ambiguous", name, may_be, None, reason)
-    elif naming is None or not naming.renames:
-        findings.note("layout", name, is_in, None, reason)
-    elif naming.spelling:
-        message = f"llama.cpp b11549 knows no architecture {naming.spelling!r}, did you mean {naming.architecture!r}"
-        findings.error("architecture-spelling", "general.architecture", message, remedy, reason)
-    else:
-        findings.error("layout", name, f"{is_in}; llama.cpp b11549 does not know these names", remedy, reason)
-
-
-def _add_refusals(model: Examined, rows: Sequence[Forecast], findings: Findings) -> None:
-    """What the asked runtime does with the file, as findings: it must load well in the use it is for."""
-    uses = {row.as_ for row in rows}
-    trunk = bool(model.role and model.role.trunk_blocks)
-    use = Use.PAIRED if Use.PAIRED in uses else Use.MAIN if trunk or Use.DRAFT not in uses else Use.DRAFT
-    for row in rows:
-        if row.as_ is use and row.outcome is not Outcome.LOADS:
-            message = f"in {row.runtime}, as {use}: {row.outcome}: {row.message}"
-            findings.error("forecast", model.contents.name, message, None, row.source)
 
 
 def _estimate(model: Examined, draft: Examined | None, memory: Memory) -> Estimate | None:

@@ -45,10 +45,23 @@ KINDS: dict[str, Kinds] = {
 }
 
 
+def no_heads(h: Any) -> bool:
+    """Whether a block is said to have no query heads, though every block has some."""
+    count = h.attention_head_count
+    return 0 in count if isinstance(count, tuple) else count == 0
+
+
+HEADS: tuple[str, Callable[[Any], bool]] = ("attention_head_count", no_heads)
+
 # Values that no loader takes, and that dimensions follow from.
 REFUSED: dict[str, tuple[tuple[str, Callable[[Any], bool]], ...]] = {
-    "qwen4exp": (("hyper_connection_count", lambda h: (h.hyper_connection_count or 0) <= 1),),
+    "step35": (HEADS,),
+    "qwen4exp": (
+        HEADS,
+        ("hyper_connection_count", lambda h: (h.hyper_connection_count or 0) <= 1),
+    ),
     "glm5-next": (
+        HEADS,
         ("hyper_connection_count", lambda h: h.hyper_connection_count != HYPER_CONNECTIONS),
         ("attention_indexer_kpool", lambda h: not pools_fit(h)),
     ),

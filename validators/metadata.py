@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from difflib import get_close_matches
 from typing import Any
 
-from nextn.gguf_schema.architecture import FILE_TYPE, MAX_BLOCKS, Architecture, Without
+from nextn.gguf_schema.architecture import FILE_TYPE, MAX_BLOCKS, Architecture, Hyperparameters, Without
 from nextn.gguf_schema.contents import Contents, Value
 from nextn.gguf_schema.nextn_architectures import (
     ARCHITECTURE_NAMES,
@@ -19,10 +19,12 @@ from nextn.gguf_schema.nextn_generic import BLOCK_COUNT, NEXTN_PREDICT_LAYERS, D
 from nextn.gguf_schema.reading import ARCHITECTURES, KeyProblem, Kind, read_hyperparameters
 from nextn.gguf_schema.types import ValueType
 from nextn.validators.findings import Findings
-from nextn.validators.role import RoleReport
+from nextn.validators.kinds import no_heads
+from nextn.validators.layout import TO_UPSTREAM
+from nextn.validators.role import REPAIR, RoleReport
 from nextn.validators.tokenizer import examine_tokenizer
 from nextn.validators.traps import JUDGED_BY_TRAPS, examine_traps
-from nextn.validators.wording import loader_of
+from nextn.validators.wording import loader_of, typed
 
 HPARAMS = "src/llama-model.cpp of llama.cpp b11549, load_hparams"
 READER = "src/llama-model-loader.cpp of llama.cpp b11549"
@@ -30,34 +32,47 @@ READER = "src/llama-model-loader.cpp of llama.cpp b11549"
 # Prefixes of keys that are no architecture's.
 OTHER_PREFIXES = ("general.", "split.", "nextn.", "quantize.", "imatrix.", "adapter.", "clip.")
 SECTIONS_LENGTH = 4
+FROM_SOURCE = "take the value from the source's config.json: nextn convert"
+ARCHITECTURES_OF = "src/llama-arch.cpp of llama.cpp b11549"
 
 
 def examine_metadata(contents: Contents, report: RoleReport, findings: Findings) -> None:
     """Add what is wrong with the keys of a file, by its architecture's tables or, without any, by the general rules."""
     name = contents.architecture
-    if not _examine_architecture(contents, findings):
+    if not examine_architecture(contents, findings):
+        return
+    if architecture_of_keys(contents) is not None:
+        examine_tokenizer(contents, findings)
         return
     misplaced = _examine_prefixes(contents, findings)
     _examine_ranges(contents, report.declared, misplaced, findings)
-    _examine_arrays(contents, report.declared, findings)
+    _examine_arrays(contents, report.declared, report.shown, findings)
     architecture = ARCHITECTURES.get(name)
     if architecture:
         h, problems = read_hyperparameters(architecture, contents)
-        _examine_keys(architecture, problems, misplaced, findings)
+        _examine_keys(architecture, contents, problems, misplaced, findings)
+        _examine_sizes(contents, h, findings)
         examine_traps(contents, h, report, findings)
     if name in NEXTN_ARCHITECTURES:
         _examine_experts(contents, findings)
     examine_tokenizer(contents, findings)
 
 
-def _examine_architecture(contents: Contents, findings: Findings) -> bool:
-    """Whether the file says which architecture it is; a finding when llama.cpp does not know it."""
-    key, name = "general.architecture", contents.architecture
+def examine_architecture(contents: Contents, findings: Findings) -> bool:
+    """Whether the file says which architecture it is; a finding when llama.cpp or the keys know another one only."""
+    key, name, spoken = "general.architecture", contents.architecture, architecture_of_keys(contents)
     if not name:
         value = contents.keys.get(key)
-        state = "is missing" if value is None else f"is {value.type_name}, want STRING"
-        findings.error("architecture-missing", key, f"{state}: nothing can load the file", None, READER)
+        state = "is missing" if value is None else f"is {typed(value)}, want the name of an architecture"
+        remedy = f"set it to {spoken!r}, as the keys {spoken}.* say" if spoken else "convert it again"
+        findings.error("architecture-missing", key, f"{state}: nothing can load the file", remedy, READER)
         return False
+    if spoken:
+        known = "" if name in ARCHITECTURE_NAMES else ", which llama.cpp b11549 does not know"
+        message = f"is {name!r}{known}, but the keys are {spoken}.*, did you mean {spoken!r}"
+        rule = "architecture-contradicted" if name in ARCHITECTURE_NAMES else "architecture-spelling"
+        findings.error(rule, key, message, f"{REPAIR}, or set it to {spoken!r}", READER)
+        return True
     if name in ARCHITECTURE_NAMES:
         return True
     plain = {_plain(known): known for known in sorted(ARCHITECTURE_NAMES)}
@@ -66,11 +81,21 @@ def _examine_architecture(contents: Contents, findings: Findings) -> bool:
         close = get_close_matches(_plain(name), plain, 1, 0.85)
         meant = plain[close[0]] if close else None
     message = f"llama.cpp b11549 knows no architecture {name!r}" + (f", did you mean {meant!r}" if meant else "")
-    remedy = None
+    remedy = "see which build or fork writes it"
     if meant:
-        remedy = f"nextn relayout FILE -o FILE --to upstream writes {meant!r}, and {meant}.* for the keys {name}.*"
-    findings.error("architecture-spelling" if meant else "architecture-unknown", key, message, remedy, "glm5-next.md 8")
+        tool = TO_UPSTREAM if name in OLD_SPELLINGS else REPAIR
+        remedy = f"{tool} writes {meant!r}, and {meant}.* for the keys {name}.*"
+    findings.error("architecture-spelling" if meant else "architecture-unknown", key, message, remedy, ARCHITECTURES_OF)
     return True
+
+
+def architecture_of_keys(contents: Contents) -> str | None:
+    """The known architecture that the keys are of, when none is of the one that the file names."""
+    prefixes = Counter(key.partition(".")[0] for key in contents.keys)
+    if contents.architecture and any(key.startswith(f"{contents.architecture}.") for key in contents.keys):
+        return None
+    known = [(number, prefix) for prefix, number in prefixes.items() if prefix in ARCHITECTURE_NAMES]
+    return max(known)[1] if known else None
 
 
 def _plain(name: str) -> str:
@@ -82,23 +107,30 @@ def _examine_ranges(contents: Contents, keys: Declared, misplaced: set[str], fin
     count, nextn = (f"{contents.architecture}.{key}" for key in (BLOCK_COUNT, NEXTN_PREDICT_LAYERS))
     for key, value in ((count, contents.get(BLOCK_COUNT)), (nextn, contents.get(NEXTN_PREDICT_LAYERS))):
         if value and value.type is not ValueType.UINT32:
-            findings.error("key-type", key, f"is {value.type_name}, want UINT32", None, READER)
+            findings.error("key-type", key, f"is {typed(value)}, want UINT32", REPAIR, READER)
     if contents.get(BLOCK_COUNT) is None and BLOCK_COUNT not in misplaced:
-        findings.error("key-missing", count, "is missing: no loader reads the file without it", None, HPARAMS)
+        findings.error("key-missing", count, "is missing: no loader reads the file without it", REPAIR, HPARAMS)
     elif keys.block_count is not None and not 0 < keys.block_count <= MAX_BLOCKS:
         message = f"is {keys.block_count}, want 1 to {MAX_BLOCKS}: llama.cpp b11549 aborts"
-        findings.error("block-count-range", count, message, None, HPARAMS)
+        findings.error("block-count-range", count, message, REPAIR, HPARAMS)
     if keys.block_count is not None and keys.heads > keys.block_count:
         message = f"is {keys.heads}, more than the {keys.block_count} blocks of the file: llama.cpp b11549 aborts"
-        findings.error("nextn-range", nextn, message, "nextn repair FILE -o FILE", HPARAMS)
+        findings.error("nextn-range", nextn, message, REPAIR, HPARAMS)
     known = NEXTN_ARCHITECTURES.get(contents.architecture)
     if known and known.heads == 1 and 1 < keys.heads <= (keys.block_count or 0):
         message = f"is {keys.heads}: llama.cpp b11549 drafts with one head of this architecture, and aborts with more"
         findings.warn("too-many-heads", nextn, message, "nextn split FILE -o DIR --heads 1", loader_of(known.name))
 
 
-def _examine_arrays(contents: Contents, keys: Declared, findings: Findings) -> None:
-    """The length of every array over blocks, by what the file declares: that is what a loader goes by."""
+def _examine_arrays(contents: Contents, keys: Declared, shown: Declared | None, findings: Findings) -> None:
+    """The length of every array over blocks, by what the file declares: that is what a loader goes by.
+
+    Where the tensors show other blocks, the declaration is wrong and an array that fits the tensors is not.
+    """
+    if shown and shown.block_count is not None and keys.block_count is not None:
+        fitting, keys = (keys, shown), shown
+    else:
+        fitting = (keys, keys)
     if keys.block_count is None or not keys.heads <= keys.block_count <= MAX_BLOCKS:
         return
     for name, rule in array_keys(contents.architecture).items():
@@ -107,12 +139,13 @@ def _examine_arrays(contents: Contents, keys: Declared, findings: Findings) -> N
             continue
         key, have = f"{contents.architecture}.{name}", len(value.items)
         want = rule.length(keys.block_count, keys.heads)
-        if have == want or (rule.at_least and have > want):
+        lengths = {rule.length(each.block_count or 0, each.heads) for each in fitting}
+        if have in lengths or (rule.at_least and have > want):
             continue
         trunk = f"(trunk {keys.trunk_blocks} + nextn {keys.heads})" if want == keys.block_count else "(the trunk alone)"
         message = f"length {have}, llama.cpp b11549 wants {want} {trunk}"
         if rule.lenient and have > want:
-            findings.warn("array-length", key, f"{message} and ignores the rest", None, READER)
+            findings.warn("array-length", key, f"{message} and ignores the rest", REPAIR, READER)
         elif rule.lenient:
             message += " and reads what is missing as 0, silently: other layers than the model's"
             findings.error("array-length", key, message, "convert it again", READER)
@@ -123,7 +156,7 @@ def _examine_arrays(contents: Contents, keys: Declared, findings: Findings) -> N
     if sections and sections.element is not None and len(sections.items) != SECTIONS_LENGTH:
         key = f"{contents.architecture}.rope.dimension_sections"
         message = f"length {len(sections.items)}, llama.cpp b11549 wants {SECTIONS_LENGTH}"
-        findings.error("array-length", key, message, None, READER)
+        findings.error("array-length", key, message, FROM_SOURCE, READER)
 
 
 def _examine_prefixes(contents: Contents, findings: Findings) -> set[str]:
@@ -152,12 +185,12 @@ def _examine_prefixes(contents: Contents, findings: Findings) -> set[str]:
         if len(names) > 1:
             message += f"; so are {len(names) - 1} more, {len(absent)} of {len(names)} missing under {own}"
         add = findings.error if absent else findings.warn
-        add("foreign-prefix", subject, message, f"rename {prefix}.* to {own}.*", READER)
+        add("foreign-prefix", subject, message, f"{REPAIR}, or rename {prefix}.* to {own}.*", READER)
     return misplaced
 
 
 def _examine_keys(
-    architecture: Architecture, problems: list[KeyProblem], misplaced: set[str], findings: Findings
+    architecture: Architecture, contents: Contents, problems: list[KeyProblem], misplaced: set[str], findings: Findings
 ) -> None:
     """What the tables of a family find, except what other rules report with more to say."""
     passed_over = {BLOCK_COUNT, NEXTN_PREDICT_LAYERS, *misplaced, *JUDGED_BY_TRAPS.get(architecture.name, ())}
@@ -169,9 +202,23 @@ def _examine_keys(
         if problem.kind is Kind.TYPE and name in (BLOCK_COUNT, NEXTN_PREDICT_LAYERS):
             continue
         rule = "key-missing" if problem.kind is Kind.MISSING else "key-type"
-        message = f"{problem.message}: llama.cpp b11549 {problem.without}"
+        value = contents.keys.get(problem.key)
+        # With the value, by which people find where it comes from.
+        said = problem.message.replace(value.type_name, typed(value), 1) if value and problem.kind is Kind.TYPE else ""
+        message = f"{said or problem.message}: llama.cpp b11549 {problem.without}"
         add = findings.note if problem.without is Without.TOLERATES else findings.error
-        add(rule, problem.key, message, "take the value from the source's config.json: nextn convert", reason)
+        add(rule, problem.key, message, FROM_SOURCE, reason)
+
+
+def _examine_sizes(contents: Contents, h: Hyperparameters, findings: Findings) -> None:
+    """Sizes of zero."""
+    prefix = contents.architecture
+    if no_heads(h):
+        message = "says 0 for a block, and every block has query heads: llama.cpp b11549 refuses the shapes"
+        findings.error("head-count", f"{prefix}.attention.head_count", message, FROM_SOURCE, loader_of(prefix))
+    if h.context_length == 0:
+        message = "is 0: llama.cpp b11549 makes no context unless its length is asked for"
+        findings.error("context-length", f"{prefix}.context_length", message, FROM_SOURCE, "src/llama-context.cpp")
 
 
 def _examine_experts(contents: Contents, findings: Findings) -> None:
@@ -184,13 +231,13 @@ def _examine_experts(contents: Contents, findings: Findings) -> None:
     if experts and most == 0:
         message = f"is {0 if used else 'missing'} with {experts} experts: llama.cpp b11549 aborts"
         if used or not by_tables:
-            findings.error("expert-count", f"{prefix}.expert_used_count", message, None, HPARAMS)
+            findings.error("expert-count", f"{prefix}.expert_used_count", message, FROM_SOURCE, HPARAMS)
     elif most > experts and (contents.get("expert_count") or not by_tables):
         message = f"is {most}, more than the {experts} experts: llama.cpp b11549 aborts"
-        findings.error("expert-count", f"{prefix}.expert_used_count", message, None, HPARAMS)
+        findings.error("expert-count", f"{prefix}.expert_used_count", message, FROM_SOURCE, HPARAMS)
     if experts and groups >= experts:
         message = f"is {groups}, not fewer than the {experts} experts: llama.cpp b11549 aborts"
-        findings.error("expert-count", f"{prefix}.expert_group_count", message, None, HPARAMS)
+        findings.error("expert-count", f"{prefix}.expert_group_count", message, FROM_SOURCE, HPARAMS)
 
 
 def _number(value: Value | None) -> int:

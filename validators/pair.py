@@ -23,14 +23,17 @@ from nextn.gguf_schema.nextn_generic import (
     blocks_of,
     role_of,
 )
+from nextn.gguf_schema.types import FILE_TYPES, TensorType
 from nextn.gguf_schema.values import StoredArray
 from nextn.validators.findings import Findings
-from nextn.validators.wording import dims
+from nextn.validators.other_files import other_file
+from nextn.validators.wording import FORMATS, SIDECARS, dims, loader_of
 
 PRE, MODEL, TYPES = "tokenizer.ggml.pre", "tokenizer.ggml.model", "tokenizer.ggml.token_type"
 WIDTH, STREAMS = "embedding_length", "hyper_connection.count"
 UNUSED = 5  # the type of tokens that only fill a vocabulary up
-REASON = "step35.md 7.3"
+REASON = "common/speculative.cpp of llama.cpp b11549 compares only the width of the hidden rows"
+OTHER_HEAD = "take the head that was made for this trunk, or the trunk of this head"
 
 # Keys that say what is in a file, or that another check compares.
 _OWN_KEYS = frozenset({BLOCK_COUNT, NEXTN_PREDICT_LAYERS, WIDTH, STREAMS, "vocab_size"})
@@ -46,7 +49,7 @@ def examine_pair(trunk: Contents, draft: Contents, findings: Findings, *, n_max:
         remedy = None
         for old, new in ((trunk, draft), (draft, trunk)):
             if OLD_SPELLINGS.get(old.architecture) == new.architecture:
-                remedy = f"nextn relayout {old.name} -o FILE --to upstream"
+                remedy = f"nextn relayout {old.name} -o OUT.gguf --to upstream"
         findings.error("pair-architecture", draft.name, message, remedy, REASON)
         return
     if roles is None:
@@ -62,27 +65,48 @@ def examine_pair(trunk: Contents, draft: Contents, findings: Findings, *, n_max:
         _examine_length(draft, n_max, findings)
 
 
-def examine_target_hash(draft: Contents, embedding_sha256: str, findings: Findings) -> None:
-    """Compare the hash of the trunk's embedding with what the head recorded of its target, if it did."""
+def examine_target_hash(
+    draft: Contents, embedding_sha256: str, findings: Findings, type_: TensorType | None = None
+) -> None:
+    """Compare the hash of the trunk's embedding, of type `type_`, with what the head recorded of its target.
+
+    The hash is of the embedding in the type that the head's run wrote: in another type other bytes are no surprise.
+    """
     recorded = _text(draft, TARGET_EMBEDDING_SHA256)
-    if recorded and recorded != embedding_sha256:
-        message = f"was made for an embedding of sha256 {recorded[:16]}…, the trunk's is {embedding_sha256[:16]}…"
-        remedy = "Of no account when the trunk was quantized otherwise; else fetch the head of this trunk."
-        findings.note("pair-target-hash", draft.name, message, remedy, "design: shared sidecars")
+    if not recorded or recorded == embedding_sha256:
+        return
+    message = f"was made for an embedding of sha256 {recorded[:16]}…, the trunk's is {embedding_sha256[:16]}…"
+    file_type = draft.keys.get("general.file_type")
+    if type_ is not None and file_type and FILE_TYPES.get(type_.name) == file_type.value:
+        findings.warn("pair-target-hash", draft.name, f"{message}, of the same type", OTHER_HEAD, SIDECARS)
+        return
+    remedy = "of no account when the trunk was quantized otherwise; else fetch the head of this trunk"
+    findings.note("pair-target-hash", draft.name, message, remedy, SIDECARS)
+
+
+def examine_embeddings(trunk: Contents, draft: Contents, sha256s: Sequence[str], findings: Findings) -> None:
+    """Compare the embeddings of two files that hold their own by hashes of the bytes, trunk first."""
+    ours, theirs = (contents.tensors[EMBEDDING] for contents in (trunk, draft))
+    if sha256s[0] == sha256s[1]:
+        return
+    if (ours.type, ours.ne) == (theirs.type, theirs.ne):
+        message = "has other values in the head than in the trunk, in the same type: the head may be another model's"
+        findings.warn("pair-embedding", EMBEDDING, message, OTHER_HEAD, SIDECARS)
 
 
 def _examine_roles(trunk: Contents, draft: Contents, findings: Findings) -> tuple[Role, Role] | None:
-    have, heads = role_of(trunk), role_of(draft)
+    have, heads = (None if other_file(contents) else role_of(contents) for contents in (trunk, draft))
     if have and heads and have.has_trunk and heads.has_head:
         return have, heads
     swapped = have and heads and heads.has_trunk and have.has_head
-    remedy = "The two files are the other way round." if swapped else None
+    remedy = "the two files are the other way round" if swapped else None
     if not have or not have.has_trunk:
-        message = f"is {have or 'no model'}, want a file with a trunk: this is a draft head, give its trunk"
-        findings.error("pair-no-trunk", trunk.name, message, remedy, REASON)
+        is_ = f"{have}, want a file with a trunk: this is a draft head" if have else other_file(trunk) or "no model"
+        findings.error("pair-no-trunk", trunk.name, f"is {is_}", remedy or "give the trunk of the head", REASON)
     if not heads or not heads.has_head:
-        message = f"is {heads or 'no model'}, want a file with a head: nothing in it can draft"
-        findings.error("pair-no-head", draft.name, message, remedy, REASON)
+        is_ = heads or other_file(draft) or "no model"
+        message = f"is {is_}, want a file with a head: nothing in it can draft"
+        findings.error("pair-no-head", draft.name, message, remedy or "give a head of the trunk", REASON)
     return None
 
 
@@ -94,7 +118,7 @@ def _examine_widths(trunk: Contents, draft: Contents, findings: Findings) -> Non
         have, want = (_number(contents, key) for contents in (draft, trunk))
         if have != want:
             message = f"takes {what.format(_shown(have))}, the trunk gives {what.format(_shown(want))}"
-            findings.error(rule, draft.name, message, None, REASON)
+            findings.error(rule, draft.name, message, OTHER_HEAD, REASON)
 
 
 def _examine_blocks(trunk: Contents, draft: Contents, findings: Findings) -> None:
@@ -102,7 +126,7 @@ def _examine_blocks(trunk: Contents, draft: Contents, findings: Findings) -> Non
     known = NEXTN_ARCHITECTURES.get(draft.architecture)
     if have != want and not (known and known.whole):
         message = f"its head begins at blk.{have}, the trunk has {want} blocks, so that it belongs at blk.{want}"
-        findings.error("pair-blocks", draft.name, message, None, "step35.md 6.7")
+        findings.error("pair-blocks", draft.name, message, OTHER_HEAD, SIDECARS)
 
 
 def _examine_vocabulary(trunk: Contents, draft: Contents, findings: Findings) -> None:
@@ -111,18 +135,18 @@ def _examine_vocabulary(trunk: Contents, draft: Contents, findings: Findings) ->
         _examine_tokens(ours.items, theirs.items, draft, findings)
     elif bool(ours) != bool(theirs):
         message = f"{'has a' if theirs else 'has no'} vocabulary, the trunk {'has one' if ours else 'has none'}"
-        findings.error("pair-vocabulary", draft.name, message, None, REASON)
+        findings.error("pair-vocabulary", draft.name, message, OTHER_HEAD, REASON)
     kinds = [contents.keys.get(TYPES) for contents in (trunk, draft)]
     if kinds[0] and kinds[1] and not _same(kinds[0].items, kinds[1].items):
         index = _first_difference(kinds[0].items, kinds[1].items)
         if index < min(len(kinds[0].items), len(kinds[1].items)):
             message = f"token {index} is of type {kinds[1].items[index]}, in the trunk of type {kinds[0].items[index]}"
-            findings.warn("pair-token-types", TYPES, message, None, REASON)
+            findings.warn("pair-token-types", TYPES, message, OTHER_HEAD, REASON)
     for key, rule, what in ((MODEL, "pair-tokenizer", "tokenizer"), (PRE, "pair-pre-tokenizer", "pre-tokenizer")):
         have, want = _text(draft, key), _text(trunk, key)
         if have != want:
             message = f"the head has {what} {_shown(have or None)}, the trunk {_shown(want or None)}"
-            findings.error(rule, key, message, None, REASON)
+            findings.error(rule, key, message, OTHER_HEAD, REASON)
     _examine_special_tokens(trunk, draft, findings)
 
 
@@ -132,7 +156,7 @@ def _examine_special_tokens(trunk: Contents, draft: Contents, findings: Findings
         if have != want:
             message = f"is {_shown(have)} in the head, {_shown(want)} in the trunk"
             add = findings.error if key.endswith("_id") else findings.warn
-            add("pair-special-token", key, message, None, REASON)
+            add("pair-special-token", key, message, OTHER_HEAD, REASON)
 
 
 def _examine_tokens(ours: Sequence[Scalar], theirs: Sequence[Scalar], draft: Contents, findings: Findings) -> None:
@@ -140,14 +164,16 @@ def _examine_tokens(ours: Sequence[Scalar], theirs: Sequence[Scalar], draft: Con
     index = _first_difference(ours, theirs)
     if index < min(len(ours), len(theirs)):
         message = f"token {index} is {theirs[index]!r}, in the trunk {ours[index]!r}: ids mean other tokens"
-        findings.error("pair-tokens", TOKENS, message, None, REASON)
+        findings.error("pair-tokens", TOKENS, message, OTHER_HEAD, REASON)
         return
     message = f"has {len(theirs)} tokens, the trunk {len(ours)}"
     longer = ours if len(ours) > len(theirs) else theirs
     if all(str(token).startswith("[PAD") for token in longer[index:]):
         findings.note("pair-vocabulary-padded", draft.name, f"{message}: the rest is padding", None, REASON)
     else:
-        findings.error("pair-vocabulary-size", draft.name, f"{message}: not all of the rest is padding", None, REASON)
+        findings.error(
+            "pair-vocabulary-size", draft.name, f"{message}: not all of the rest is padding", OTHER_HEAD, REASON
+        )
 
 
 def _examine_keys(trunk: Contents, draft: Contents, findings: Findings) -> None:
@@ -159,9 +185,9 @@ def _examine_keys(trunk: Contents, draft: Contents, findings: Findings) -> None:
             continue
         difference = _difference(ours, theirs, blocks)
         if difference and name in _HARMLESS:
-            findings.warn("pair-key-harmless", key, difference, None, REASON)
+            findings.warn("pair-key-harmless", key, difference, OTHER_HEAD, REASON)
         elif difference:
-            findings.error("pair-key", key, difference, None, "step35.md 7.5")
+            findings.error("pair-key", key, difference, OTHER_HEAD, loader_of(trunk.architecture))
 
 
 def _difference(ours: Value, theirs: Value, blocks: int) -> str | None:
@@ -185,8 +211,8 @@ def _examine_layouts(trunk: Contents, draft: Contents, findings: Findings) -> No
     # A trunk names nothing that forks name otherwise.
     if have != want and role_of(trunk) is Role.COMBINED:
         message = f"is in layout {have}, the trunk in layout {want}: a runtime that knows one may not know the other"
-        remedy = f"nextn relayout {draft.name} -o FILE --to {want}"
-        findings.warn("pair-layout", draft.name, message, remedy, "qwen4exp.md 6.5")
+        remedy = f"nextn relayout {draft.name} -o OUT.gguf --to {want}"
+        findings.warn("pair-layout", draft.name, message, remedy, FORMATS)
 
 
 def _examine_borrowing(trunk: Contents, draft: Contents, findings: Findings) -> None:
@@ -195,7 +221,7 @@ def _examine_borrowing(trunk: Contents, draft: Contents, findings: Findings) -> 
         if own is not None:
             if lent is not None and lent.ne != own.ne:
                 message = f"has dimensions {dims(own.ne)} in the head, {dims(lent.ne)} in the trunk"
-                findings.error("pair-shape", name, message, None, REASON)
+                findings.error("pair-shape", name, message, OTHER_HEAD, REASON)
         elif role_of(draft) is Role.MTP_SHARED:
             _examine_loan(trunk, draft, name, findings)
 
@@ -206,23 +232,23 @@ def _examine_loan(trunk: Contents, draft: Contents, name: str, findings: Finding
     if lent is None:
         if name == OUTPUT and EMBEDDING in trunk.tensors:
             message = "the head borrows it and the trunk has none: it lends the embedding instead"
-            findings.note("pair-lends-tied", name, message, None, "qwen4exp.md 7.3")
+            findings.note("pair-lends-tied", name, message, OTHER_HEAD, SIDECARS)
             return
         message = f"{draft.name} borrows it, and the trunk has none"
-        findings.error("pair-nothing-to-lend", name, message, "nextn join --emit mtp", "qwen4exp.md 7.3")
+        findings.error("pair-nothing-to-lend", name, message, "give the trunk that the head was cut from", SIDECARS)
         return
     tokens, width = draft.keys.get(TOKENS), _number(draft, WIDTH)
     if width is not None and tokens is not None and lent.ne != (width, len(tokens.items)):
         want = dims((width, len(tokens.items)))
         message = f"the head borrows dimensions {want}, the trunk has {dims(lent.ne)}"
-        findings.error("pair-lends-other-shape", name, message, None, "qwen4exp.md 7.3")
+        findings.error("pair-lends-other-shape", name, message, OTHER_HEAD, SIDECARS)
 
 
 def _examine_target(trunk: Contents, draft: Contents, findings: Findings) -> None:
     recorded, name = _text(draft, TARGET_NAME), _text(trunk, "general.name")
     if recorded and recorded != name:
         message = f"was made for {recorded!r}, the trunk is {_shown(name or None)}"
-        findings.note("pair-target-name", draft.name, message, None, "design: shared sidecars")
+        findings.note("pair-target-name", draft.name, message, OTHER_HEAD, SIDECARS)
 
 
 def _examine_length(draft: Contents, n_max: int, findings: Findings) -> None:
@@ -230,7 +256,7 @@ def _examine_length(draft: Contents, n_max: int, findings: Findings) -> None:
     _, heads = blocks_of(draft)
     if 1 < heads < n_max:
         message = f"has {heads} chained heads: drafts of {n_max} tokens are cut to {heads}"
-        findings.note("pair-draft-length", draft.name, message, f"Ask for drafts of at most {heads}.", "step35.md 5.3")
+        findings.note("pair-draft-length", draft.name, message, f"ask for drafts of at most {heads}", REASON)
 
 
 def _is_special(key: str) -> bool:

@@ -16,6 +16,7 @@ from nextn.gguf_schema.shards import GGUFFile
 from nextn.validators.findings import Finding, Findings, Severity
 from nextn.validators.scan import Scan, scan, sha256
 from nextn.validators.structural import examine_small
+from nextn.validators.wording import FORMATS
 
 CHECK_TENSORS = "ggml_validate_row_data of llama.cpp b11549, its --check-tensors"
 _AGAIN = "download the file again, or convert it again from its source"
@@ -118,7 +119,7 @@ def _copies(file: GGUFFile, compared: dict[str, list[str]], digests: dict[str, s
             message = f"the same {file.contents.tensors[first].nbytes} bytes as in {listed(copies)}"
             if own == "nextn.embed_tokens.weight":
                 remedy = f"the head needs no table of its own: leave it out to save {ceil(nbytes / 2**20)} MiB"
-                yield Finding(Severity.NOTE, "embedding-copied", first, message, remedy, "step35.md 1, common.md")
+                yield Finding(Severity.NOTE, "embedding-copied", first, message, remedy, FORMATS)
             elif block_of(first) is None:
                 remedy = "if the checkpoint has an output for each head, convert it again: the trunk's took its place"
                 reason = "a head's own output that is lost costs nearly all acceptance"

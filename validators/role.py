@@ -8,14 +8,13 @@ from typing import Any
 
 from nextn.gguf_schema.architecture import MAX_BLOCKS, Role
 from nextn.gguf_schema.contents import Contents
-from nextn.gguf_schema.errors import counted
+from nextn.gguf_schema.errors import counted, listed
 from nextn.gguf_schema.nextn_architectures import NEXTN_ARCHITECTURES
 from nextn.gguf_schema.nextn_generic import (
     BLOCK_COUNT,
     EMBEDDING,
     NEXTN_PREDICT_LAYERS,
     OUTPUT,
-    SHARED,
     Declared,
     Flags,
     block_indices,
@@ -29,11 +28,11 @@ from nextn.gguf_schema.nextn_generic import (
     trunk_probe,
 )
 from nextn.validators.findings import Findings
-from nextn.validators.wording import in_words, loader_of
+from nextn.validators.sidecar import examine_marker
+from nextn.validators.wording import PROBES, SIDECARS, in_words, loader_of
 
 LOADER = "src/llama-model.cpp of llama.cpp b11549"
-PROBES = f"{LOADER}, nextn_flags"
-REPAIR = "nextn repair FILE -o FILE"
+REPAIR = "nextn repair FILE -o OUT.gguf"
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,13 @@ class RoleReport:
         """The role as `--json` prints it: `contradictory` when the tensors are no role's."""
         return "contradictory" if self.contradictions else self.role
 
+    @property
+    def shown(self) -> Declared | None:
+        """What the keys should declare, by the tensors; None where these do not tell."""
+        if self.role is None or self.contradictions:
+            return None
+        return Declared(self.first_head + self.nextn_blocks, self.nextn_blocks or None)
+
     def as_json(self) -> dict[str, Any]:
         """The part of `--json` that is about roles and blocks."""
         return {
@@ -85,11 +91,12 @@ def examine_role(contents: Contents, findings: Findings) -> RoleReport:
     unmarked = role is Role.TRUNK and keys.heads > 0 and 0 < (keys.trunk_blocks or 0) <= min(blocks)
     contradictions = tuple(_contradictions(contents, blocks, first_head, unmarked))
     for message in contradictions:
-        remedy = "convert it again, or join the trunk and the head that belong together: nextn join TRUNK HEAD -o FILE"
+        remedy = (
+            "convert it again, or join the trunk and the head that belong together: nextn join TRUNK HEAD -o OUT.gguf"
+        )
         findings.error("role-contradictory", contents.name, message, remedy, "a file is a trunk, heads, or both")
     if role is None and not contradictions and contents.architecture in NEXTN_ARCHITECTURES:
-        message = "has no block: neither a trunk nor a head, a shard of metadata or a vocabulary alone"
-        findings.error("no-blocks", contents.name, message, "give the whole set of shards", "a model has blocks")
+        _no_blocks(contents, findings)
     flags = flags_of(contents)
     explained: set[str] = set()
     if not contradictions:
@@ -100,7 +107,7 @@ def examine_role(contents: Contents, findings: Findings) -> RoleReport:
         role = None
     elif role is Role.TRUNK:
         _missing_blocks(contents, blocks, findings)
-    _marker(contents, role, findings)
+    examine_marker(contents, role, findings)
     return RoleReport(
         contents.architecture,
         role,
@@ -114,12 +121,24 @@ def examine_role(contents: Contents, findings: Findings) -> RoleReport:
     )
 
 
-def assert_role(report: RoleReport, wanted: Role, subject: str, findings: Findings) -> None:
-    """Add an error when a file is not of the role that the user asserts."""
-    if report.name != wanted:
-        is_ = report.name or "no model: it has no blocks"
-        remedy = f"nextn split FILE -o DIR --emit {wanted}" if report.role is Role.COMBINED else None
+def assert_role(report: RoleReport | None, wanted: Role, subject: str, findings: Findings) -> None:
+    """Add an error when a file is not of the role that the user asserts; one that is no model has no report."""
+    if report is None or report.name != wanted:
+        is_ = report.name or "no model: it has no blocks" if report else "no model"
+        remedy = f"nextn split FILE -o DIR --emit {wanted}" if report and report.role is Role.COMBINED else None
         findings.error("role-not-asserted", subject, f"is {is_}, want {wanted}", remedy, "asked for with --role")
+
+
+def _no_blocks(contents: Contents, findings: Findings) -> None:
+    unknown = [name for name in contents.tensors if name not in (EMBEDDING, OUTPUT)]
+    message = "has no block: neither a trunk nor a head, a shard of metadata or a vocabulary alone"
+    remedy = "give the whole set of shards"
+    if unknown:
+        message = (
+            f"{counted(len(unknown), 'tensor')} with unknown names, for example {listed(unknown)}: none is blk.N.*"
+        )
+        remedy = "convert it again, or give the tensors the names of llama.cpp: docs/formats.md, Tensors"
+    findings.error("no-blocks", contents.name, message, remedy, "a model has blocks")
 
 
 def _contradictions(contents: Contents, blocks: set[int], first_head: int, unmarked: bool) -> Iterable[str]:
@@ -163,7 +182,7 @@ def _compare_with_keys(
             nextn,
             f"{says} declare a head behind {total} trunk blocks, the tensors hold none ({in_words(blocks)}): {effect}",
             f"{REPAIR}, or set {count} to {total}, remove {nextn} and cut the arrays over blocks to {total}",
-            "step35.md 7.1, qwen4exp-upstream.md 3, glm5-next.md 7",
+            PROBES,
         )
         return False
     if heads and is_whole_head(contents):
@@ -180,7 +199,7 @@ def _compare_with_keys(
             "blk.0",
             f"the head stands at blk.0 ({says}); heads keep the numbers behind the trunk, blk.N for N trunk blocks",
             "make the head again from its source: nextn split FILE -o DIR --emit mtp, or nextn convert --emit mtp",
-            "qwen4exp.md 7.5, step35.md 6.7",
+            SIDECARS,
         )
         return False
     if heads and not keys.heads:
@@ -191,7 +210,7 @@ def _compare_with_keys(
             f"{state}, but the tensors show {counted(heads, 'head')} from blk.{first_head} on: llama.cpp b11549 stops "
             "with 'wrong number of tensors'",
             f"{REPAIR}, or set {nextn} to {heads}{_and_count(count, keys, total)}",
-            "step35.md 7.1, qwen4exp-upstream.md 3",
+            PROBES,
         )
         return False
     if (keys.block_count, keys.heads) == (total, heads):
@@ -202,7 +221,7 @@ def _compare_with_keys(
         subject,
         f"{says}; the tensors show {counted(first_head, 'trunk block')} and {counted(heads, 'head')}: {effect}",
         f"{REPAIR}, or set {count} to {total} and " + (f"{nextn} to {heads}" if heads else f"remove {nextn}"),
-        "step35.md 7.4 and 7.5, qwen4exp-upstream.md 3",
+        PROBES,
     )
     return False
 
@@ -261,29 +280,6 @@ def _missing_blocks(contents: Contents, blocks: set[int], findings: Findings) ->
             f"the trunk has {in_words(blocks)}, not {in_words(missing)}: the file is incomplete",
             "convert it again, or fetch the missing shard",
             f"{LOADER}, load_tensors",
-        )
-
-
-def _marker(contents: Contents, role: Role | None, findings: Findings) -> None:
-    """Whether the key of a shared sidecar and the tensors that one lacks agree."""
-    value = contents.keys.get(SHARED)
-    marked = value is not None and value.value is True
-    held = [name for name in (EMBEDDING, OUTPUT) if name in contents.tensors]
-    if marked and held:
-        findings.error(
-            "shared-marker",
-            SHARED,
-            f"says that the file borrows {EMBEDDING} and {OUTPUT} from its target, but it holds {' and '.join(held)}",
-            "remove the key, or make the sidecar again: nextn split FILE -o DIR --emit mtp-shared",
-            "design: an mtp-shared file is mtp without token_embd and output",
-        )
-    elif role is Role.MTP_SHARED and not marked and not held:
-        findings.warn(
-            "shared-unmarked",
-            SHARED,
-            f"is not there, but the head has neither {EMBEDDING} nor {OUTPUT}: it does not say which target it needs",
-            "nextn join TRUNK HEAD -o FILE --emit mtp makes a self-contained head",
-            "design: an mtp-shared file carries nextn.shared",
         )
 
 

@@ -31,6 +31,12 @@ BOTH = MAIN | DRAFT
 LOADS, WRONG, REFUSES, ABORTS, SEGFAULTS = Outcome
 STEP35, QWEN4EXP, GLM5_NEXT = "step35", "qwen4exp", "glm5-next"
 
+# Where the rules are known from: files of llama.cpp b11549, and of other builds.
+IN_STEP35, IN_QWEN4EXP, IN_GLM5_NEXT = (f"src/models/{name}.cpp" for name in ("step35", "qwen4exp", "glm5-next"))
+NEXTN_FLAGS, GGML = "src/llama-model.cpp, nextn_flags", "ggml/src/ggml-cpu"
+OLD, PULL = "src/models of llama.cpp 0c1e570", "pull request 28243 of llama.cpp"
+TABLES = "docs/formats.md, Without it"
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -60,61 +66,61 @@ MISSING = "{found} is missing: the loader does without it, the result is another
 RULES: tuple[Rule, ...] = (
     Rule(None, DRAFT, p.no_head_declared, REFUSES, NO_HEADS, "src/llama-context.cpp, llama_init_from_model"),
     # step35
-    Rule(STEP35, BOTH, p.no_sliding_block, ABORTS, _assert("hparams.is_swa_any()"), "step35.md 7.4"),
+    Rule(STEP35, BOTH, p.no_sliding_block, ABORTS, _assert("hparams.is_swa_any()"), IN_STEP35),
     Rule(STEP35, DRAFT, p.no_eh_proj, ABORTS,
-         _assert('layer.nextn.eh_proj && "MTP block missing nextn.eh_proj"'), "step35.md 7.4"),
-    Rule(STEP35, MAIN, p.no_trunk_weight, SEGFAULTS, NO_TRUNK, "step35.md 7.4"),
+         _assert('layer.nextn.eh_proj && "MTP block missing nextn.eh_proj"'), IN_STEP35),
+    Rule(STEP35, MAIN, p.no_trunk_weight, SEGFAULTS, NO_TRUNK, IN_STEP35),
     Rule(STEP35, DRAFT, p.no_output_for_head, ABORTS,
-         _assert('head_w && "STEP35 MTP: missing LM head (nextn.shared_head_head or model.output)"'), "step35.md 7.4"),
+         _assert('head_w && "STEP35 MTP: missing LM head (nextn.shared_head_head or model.output)"'), IN_STEP35),
     Rule(STEP35, BOTH, p.lacks("ffn_up_exps", beside="ffn_gate_inp"), SEGFAULTS,
-         "segmentation fault: {found} is not in the file", "step35.md 7.4"),
+         "segmentation fault: {found} is not in the file", IN_STEP35),
     Rule(STEP35, BOTH, p.lacks("ffn_down_exps", beside="ffn_gate_inp"), SEGFAULTS,
-         "segmentation fault: {found} is not in the file", "step35.md 7.4"),
+         "segmentation fault: {found} is not in the file", IN_STEP35),
     Rule(STEP35, BOTH, p.lacks("ffn_up", beside="ffn_down"), ABORTS,
-         _assert("ggml_are_same_shape(a, b)"), "step35.md 7.4"),
-    Rule(STEP35, BOTH, p.lacks("ffn_down", beside="ffn_up"), ABORTS, _assert("ggml_can_repeat(b, a)"), "step35.md 7.4"),
+         _assert("ggml_are_same_shape(a, b)"), IN_STEP35),
+    Rule(STEP35, BOTH, p.lacks("ffn_down", beside="ffn_up"), ABORTS, _assert("ggml_can_repeat(b, a)"), IN_STEP35),
     Rule(STEP35, BOTH, p.lacks("ffn_up_shexp", beside="ffn_down_shexp"), ABORTS,
-         _assert("ggml_can_repeat(b, a)"), "step35.md 7.4"),
-    Rule(STEP35, BOTH, p.factors_not_f32, ABORTS, _assert("c->type == GGML_TYPE_F32"), "step35.md 6.5"),
+         _assert("ggml_can_repeat(b, a)"), IN_STEP35),
+    Rule(STEP35, BOTH, p.factors_not_f32, ABORTS, _assert("c->type == GGML_TYPE_F32"), GGML),
     # qwen4exp
     Rule(QWEN4EXP, DRAFT, p.several_heads, ABORTS,
-         _assert('hparams.n_layer_nextn == 1 && "qwen4exp MTP has a single block"'), "qwen4exp-upstream.md 3"),
+         _assert('hparams.n_layer_nextn == 1 && "qwen4exp MTP has a single block"'), IN_QWEN4EXP),
     Rule(QWEN4EXP, DRAFT, p.no_eh_proj, ABORTS,
          _assert('layer.nextn.eh_proj && layer.nextn.enorm && layer.nextn.hnorm && layer.nextn.hc_head_norm && '
-                 '"MTP block missing, load the model with MTP enabled"'), "qwen4exp-upstream.md 3"),
-    Rule(QWEN4EXP, MAIN, p.no_trunk_tensor, SEGFAULTS, NO_TRUNK, "qwen4exp-upstream.md 3"),
-    Rule(QWEN4EXP, BOTH, p.pools_unused, ABORTS, _assert("buffer"), "qwen4exp-upstream.md 3"),
+                 '"MTP block missing, load the model with MTP enabled"'), IN_QWEN4EXP),
+    Rule(QWEN4EXP, MAIN, p.no_trunk_tensor, SEGFAULTS, NO_TRUNK, IN_QWEN4EXP),
+    Rule(QWEN4EXP, BOTH, p.pools_unused, ABORTS, _assert("buffer"), IN_QWEN4EXP),
     # glm5-next
     Rule(GLM5_NEXT, DRAFT, p.several_heads, ABORTS,
          _assert('hparams.n_layer_nextn == 1 && "GLM5-Next MTP currently supports a single NextN block"'),
-         "glm5-next.md 7"),
+         IN_GLM5_NEXT),
     Rule(GLM5_NEXT, DRAFT, p.no_eh_proj, ABORTS,
          _assert('layer.nextn.eh_proj && layer.nextn.enorm && layer.nextn.hnorm && '
-                 '"GLM5-Next MTP block is missing - load the model with MTP enabled"'), "glm5-next.md 7"),
-    Rule(GLM5_NEXT, MAIN, p.no_trunk_weight, SEGFAULTS, NO_TRUNK, "glm5-next.md 7"),
-    Rule(GLM5_NEXT, BOTH, p.latent_of_other_width, ABORTS, _assert("a->ne[0] == b->ne[0]"), "glm5-next.md 7"),
+                 '"GLM5-Next MTP block is missing - load the model with MTP enabled"'), IN_GLM5_NEXT),
+    Rule(GLM5_NEXT, MAIN, p.no_trunk_weight, SEGFAULTS, NO_TRUNK, IN_GLM5_NEXT),
+    Rule(GLM5_NEXT, BOTH, p.latent_of_other_width, ABORTS, _assert("a->ne[0] == b->ne[0]"), IN_GLM5_NEXT),
     # All families
     Rule(None, BOTH, p.norm_not_f32, ABORTS,
-         "binary_op: unsupported types: dst: f32, src0: f32, src1: {found}", "step35.md 6.5"),
+         "binary_op: unsupported types: dst: f32, src0: f32, src1: {found}", GGML),
     Rule(None, MAIN, p.trunk_taken_for_absent, WRONG,
-         "{found} is missing, so that the whole trunk counts as absent and is not checked", "step35.md 7.5"),
+         "{found} is missing, so that the whole trunk counts as absent and is not checked", NEXTN_FLAGS),
     Rule(None, MAIN, p.trunk_block_taken_for_head, WRONG,
-         "{found} counts as a head and is not run: nextn_predict_layers is too large", "step35.md 7.5"),
-    Rule(None, BOTH, p.tensor_missed, WRONG, MISSING, "step35.md 7.5, glm5-next.md 7"),
+         "{found} counts as a head and is not run: nextn_predict_layers is too large", NEXTN_FLAGS),
+    Rule(None, BOTH, p.tensor_missed, WRONG, MISSING, TABLES),
     Rule(None, BOTH, p.key_missed, WRONG, "key {found} is missing: the default is another value",
-         "step35.md 7.5, glm5-next.md 7"),
+         TABLES),
     Rule(STEP35, MAIN, p.no_rope_factors, WRONG,
-         "{found} is missing: right only for a model that does not scale its rotary embedding", "step35.md 7.5"),
+         "{found} is missing: right only for a model that does not scale its rotary embedding", IN_STEP35),
     Rule(STEP35, BOTH, p.windows_too_few, WRONG,
-         "{found}: blocks without an entry have full attention", "step35.md 7.5"),
+         "{found}: blocks without an entry have full attention", IN_STEP35),
     Rule(STEP35, DRAFT, p.window_of_other_kind, WRONG,
-         "{found} has the number of heads of the other kind of attention", "step35.md 7.5"),
-    Rule(QWEN4EXP, BOTH, p.output_tied, WRONG, TIED, "qwen4exp-upstream.md 3"),
+         "{found} has the number of heads of the other kind of attention", IN_STEP35),
+    Rule(QWEN4EXP, BOTH, p.output_tied, WRONG, TIED, IN_QWEN4EXP),
     Rule(QWEN4EXP, MAIN, p.no_ngrams, WRONG, "{found} are missing: the published model has them",
-         "qwen4exp-upstream.md 3"),
-    Rule(QWEN4EXP, BOTH, p.attention_dense, WRONG, DENSE, "qwen4exp.md 7.5"),
+         IN_QWEN4EXP),
+    Rule(QWEN4EXP, BOTH, p.attention_dense, WRONG, DENSE, IN_QWEN4EXP),
     Rule(GLM5_NEXT, MAIN, p.indexer_unused, WRONG,
-         "{found} has an indexer that attention.indexer.types says to share", "glm5-next.md 7"),
+         "{found} has an indexer that attention.indexer.types says to share", IN_GLM5_NEXT),
 )  # fmt: skip
 
 
@@ -157,11 +163,11 @@ BEFORE_HEADS = Runtime(
     },
     rules_of(
         RULES[0],
-        _no_graph(GLM5_NEXT, "NextN graph not implemented", "glm5-next.md 7"),
-        _no_graph(QWEN4EXP, "this build has no graph for the head of qwen4exp", "qwen4exp.md 7.2"),
+        _no_graph(GLM5_NEXT, "NextN graph not implemented", OLD),
+        _no_graph(QWEN4EXP, "this build has no graph for the head of qwen4exp", OLD),
         without=(p.pools_unused,),
     ),
-    source="qwen4exp.md 7.2, glm5-next.md 7, step35.md 7",
+    source=OLD,
 )
 
 BUNDLED = Runtime("llama.cpp@b11549", {STEP35: LOAD_STEP35, QWEN4EXP: LOAD_QWEN4EXP, GLM5_NEXT: LOAD_GLM5_NEXT})
@@ -173,21 +179,21 @@ PULL_REQUEST = Runtime(
     rules_of(
         RULES[0],
         Rule(QWEN4EXP, MAIN, p.no_embedding, REFUSES,
-             "QWEN4EXP model has no token embedding to build an ordinary graph from", "qwen4exp.md 7.3"),
+             "QWEN4EXP model has no token embedding to build an ordinary graph from", PULL),
         Rule(QWEN4EXP, MAIN, p.no_trunk_tensor, WRONG,
-             "no trunk: an ordinary graph leads from the embedding straight to the output", "qwen4exp.md 7.3"),
-        Rule(QWEN4EXP, MAIN, p.output_tied, WRONG, TIED, "qwen4exp-upstream.md 3"),
-        Rule(QWEN4EXP, MAIN, p.attention_dense, WRONG, DENSE, "qwen4exp.md 7.5"),
+             "no trunk: an ordinary graph leads from the embedding straight to the output", PULL),
+        Rule(QWEN4EXP, MAIN, p.output_tied, WRONG, TIED, PULL),
+        Rule(QWEN4EXP, MAIN, p.attention_dense, WRONG, DENSE, PULL),
         without=(p.pools_unused, p.no_trunk_tensor, p.output_tied, p.attention_dense),
     ),
     families=frozenset({QWEN4EXP}),
-    source="qwen4exp.md 7.3",
+    source=PULL,
 )  # fmt: skip
 
 # Names of the builds in which a family is unknown; they refuse it by its architecture.
 OLDER = Runtime(
     "llama.cpp@older", known=frozenset(), families=frozenset({STEP35, QWEN4EXP, GLM5_NEXT}),
-    source="step35.md 7.4",
+    source="src/llama-arch.cpp: a name that it does not list",
 )  # fmt: skip
 
 RUNTIMES: dict[str, Runtime] = {runtime.name: runtime for runtime in (BUNDLED, BEFORE_HEADS, PULL_REQUEST, OLDER)}

@@ -17,12 +17,13 @@ from nextn.gguf_schema.errors import counted
 from nextn.gguf_schema.nextn_generic import head_blocks
 from nextn.gguf_schema.shards import GGUFFile
 from nextn.validators.findings import Findings
+from nextn.validators.wording import VALUES
 
 _LARGEST = 1 << 16  # bytes
 _TYPES = frozenset({"F32", "F16", "BF16"})
 
 # Architectures whose checkpoints store w where the model multiplies by 1 + w: the converter adds the 1 to every norm
-# but these. Source: step35.md 3.2, qwen4exp.md 3.2; conversion/qwen.py of llama.cpp b11549.
+# but these. Source: conversion/qwen.py of llama.cpp b11549.
 PLUS_ONE_EXCEPT: dict[str, tuple[str, ...]] = {
     "step35": (),
     "qwen4exp": ("ssm_norm.weight",),
@@ -36,7 +37,7 @@ PLUS_ONE_EXCEPT: dict[str, tuple[str, ...]] = {
 _NEAR_0 = 0.5
 _NEAR_2 = 1.6
 _NEGATIVE = 0.05  # share of values
-_REASON = "a convention of this architecture, see step35.md 3.2 and qwen4exp.md 3.2; a mean is evidence, no proof"
+_REASON = f"{VALUES}: 1 + w of norms; a mean is evidence, no proof"
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def _examine_decay(tensor: TensorInfo, values: Sequence[float], findings: Findin
             f"{values[wrong[0]]:.6g}; -exp(A_log) is negative everywhere"
         )
         remedy = "convert it again: the file holds A_log, or exp(A_log) without the sign"
-        findings.error("ssm-a-not-negative", tensor.name, message, remedy, "glm5-next.md 7, qwen4exp.md 7")
+        findings.error("ssm-a-not-negative", tensor.name, message, remedy, f"{VALUES}: -exp of decays")
 
 
 def _examine_gammas(part: str, group: list[Gamma], findings: Findings) -> None:

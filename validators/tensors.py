@@ -16,9 +16,11 @@ from nextn.gguf_schema.types import F32
 from nextn.validators.blocks import examine_blocks
 from nextn.validators.findings import Findings
 from nextn.validators.kinds import as_shown
+from nextn.validators.layout import TO_UPSTREAM
+from nextn.validators.renamed import suggest_names
 from nextn.validators.role import RoleReport
 from nextn.validators.traps import NGRAM_TABLE
-from nextn.validators.wording import dims, loader_of
+from nextn.validators.wording import SIDECARS, dims, loader_of
 
 EIGHT_BITS = 8
 # More wrong shapes than this are told as one.
@@ -65,7 +67,7 @@ def examine_tensors(contents: Contents, report: RoleReport, findings: Findings) 
             message = (
                 f"rows of {tensor.ne[0]} cannot be {tensor.type.name}, which comes in blocks of {tensor.type.block}"
             )
-            findings.error("tensor-rows", tensor.name, message, "nextn retype FILE -o FILE --outtype f16", READER)
+            findings.error("tensor-rows", tensor.name, message, "nextn retype FILE -o OUT.gguf --outtype f16", READER)
     architecture = ARCHITECTURES.get(contents.architecture)
     if architecture is None:
         examine_blocks(contents, report, findings)
@@ -89,7 +91,9 @@ def _examine_family(
         _examine_shape(architecture, tensor, info, findings)
         _examine_type(architecture, tensor, info, findings)
     _gather_shapes(findings)
+    unnamed = {name: tensor.ne for name, tensor in wanted.items() if name not in contents.tensors}
     _unexpected(architecture, contents, report, layout, wanted, findings)
+    suggest_names(contents, unnamed, findings)
 
 
 def _wanted(architecture: Architecture, contents: Contents, h: Hyperparameters, role: Role) -> Iterator[Wanted]:
@@ -167,9 +171,9 @@ def _missing(
         message = f"is missing: llama.cpp b11549 silently takes {EMBEDDING} for it, right only for a tied model"
     remedy = "take it from the source (nextn convert) or from the file it was cut from"
     if not role.has_trunk and tensor.name in (EMBEDDING, OUTPUT):
-        remedy = "nextn join TRUNK HEAD -o FILE --emit mtp takes it from the trunk"
+        remedy = "nextn join TRUNK FILE --emit mtp -o OUT.gguf takes it from the trunk"
     elif layout != UPSTREAM:
-        remedy = f"the file is in the layout {layout}: nextn relayout FILE -o FILE --to upstream"
+        remedy = f"the file is in the layout {layout}: {TO_UPSTREAM}"
     add = findings.note if without is Without.TOLERATES else findings.error
     add("tensor-missing", tensor.name, message, remedy, loader_of(architecture.name))
 
@@ -211,7 +215,7 @@ def _examine_type(architecture: Architecture, tensor: Wanted, info: TensorInfo, 
     spec, type_ = tensor.spec, info.type
     if not type_.known or type_ == F32:
         return
-    reason, remedy = loader_of(architecture.name), f"nextn retype FILE -o FILE --tensor-type {info.name}=f32"
+    reason, remedy = loader_of(architecture.name), f"nextn retype FILE -o OUT.gguf --tensor-type {info.name}=f32"
     if spec.f32 and (len(_plain(info.ne)) == 1 or info.name.endswith(F32_ONLY)) and not info.name.endswith(PRECISE):
         message = f"is {type_.name}, want F32: llama.cpp aborts when it computes with it (unsupported types)"
         findings.error("tensor-type", info.name, message, remedy, reason)
@@ -250,7 +254,7 @@ def _unexpected(
             continue
         if role is Role.MTP_SHARED and name in (EMBEDDING, OUTPUT):
             message = "is there, but a shared sidecar borrows it from its target"
-            findings.warn("tensor-unexpected", name, message, None, "design: mtp-shared")
+            findings.warn("tensor-unexpected", name, message, "write the file without it", SIDECARS)
         elif not role.has_trunk and mixer and name in UNUSED_IN_HEAD.get(architecture.name, ()):
             message = "is the trunk's: llama.cpp b11549 reads it and does not use it in a file of heads"
             findings.note("tensor-unexpected", name, message, "nextn split FILE -o DIR --emit mtp", reason)
@@ -258,7 +262,7 @@ def _unexpected(
             message = f"is not a tensor of {_part(role)}: llama.cpp b11549 stops with 'wrong number of tensors'"
             remedy = "write the file without it"
             if layout != UPSTREAM:
-                remedy = f"the file is in the layout {layout}: nextn relayout FILE -o FILE --to upstream"
+                remedy = f"the file is in the layout {layout}: {TO_UPSTREAM}"
             findings.error("tensor-unexpected", name, message, remedy, reason)
 
 

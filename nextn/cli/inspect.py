@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Not imported from validators/memory.py: the help must not wait for the tables.
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+# Who may not read a file is told so by who opens it: that is no wrong usage.
+FILE = click.Path(path_type=Path, readable=False)
 EXAMPLE = """
 \b
 Examples:
@@ -25,14 +27,37 @@ Examples:
 """
 
 
+class Tokens(click.IntRange):
+    """A number of tokens, perhaps in thousands as memory counts them: 64K is 65536."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; fails when it is none."""
+        if isinstance(value, str) and value[-1:] in ("K", "k") and value[:-1].isdecimal():
+            value = 1024 * int(value[:-1])
+        return super().convert(value, param, ctx)
+
+
 @click.command(epilog=EXAMPLE)
-@click.argument("source", type=click.Path(path_type=Path))
-@click.option("--draft", type=click.Path(path_type=Path), metavar="FILE", help="The head that is to draft for SOURCE.")
+@click.argument("source", type=FILE)
+@click.option("--draft", type=FILE, metavar="FILE", help="The head that is to draft for SOURCE.")
 @click.option(
-    "--context", type=click.IntRange(1), metavar="N", help="Tokens to hold.  [default: the model's, at most 8192]"
+    "--context", type=Tokens(1), metavar="N", help="Tokens to hold; 64K is 65536.  [default: the model's, at most 8192]"
 )
-@click.option("--ubatch", type=click.IntRange(1), default=512, show_default=True, metavar="N", help="Tokens at once.")
-@click.option("--kv-type", type=click.Choice(KV_TYPES), default="f16", show_default=True, help="Type of the caches.")
+@click.option(
+    "--ubatch",
+    type=click.IntRange(1),
+    default=512,
+    show_default=True,
+    metavar="N",
+    help="Tokens at once, at most N of --context.",
+)
+@click.option(
+    "--kv-type",
+    type=click.Choice(KV_TYPES, case_sensitive=False),
+    default="f16",
+    show_default=True,
+    help="Type of the caches.",
+)
 @click.option("--n-max", type=click.IntRange(0), default=3, show_default=True, metavar="N", help="Longest draft.")
 @report_options
 def command(
@@ -71,20 +96,31 @@ def _print(found: Examination, report: Report, more: dict[str, Any] | None = Non
 
 def _checkpoint(source: Path, draft: Path | None, memory: Memory, report: Report) -> None:
     """What converting a checkpoint would give: each file with its size, and the verdict about the whole model."""
-    from nextn.gguf_schema.errors import UsageError
+    from nextn.gguf_schema.errors import InputError, UsageError, counted, listed
     from nextn.validators.examine import examine_contents, judge
     from nextn.validators.findings import Findings
 
     if draft is not None:
         raise UsageError("no-draft", "goes with a GGUF file; a checkpoint holds its own head", subject="--draft")
-    planned, claimed = _plan(source)
+    beside = sorted(path.name for path in source.glob("*.gguf"))
+    try:
+        planned, claimed = _plan(source)
+    except InputError as error:
+        if error.code == "no-config" and beside:
+            error.remedy = f"It holds {counted(len(beside), 'GGUF file')}: give one, for example {source / beside[0]}."
+        raise
     whole = planned.files[0]
     examined = examine_contents(whole.contents, Findings(planned.findings), ((str(whole.path), whole.total_bytes),))
     outputs = [_output(file) for file in planned.files]
     rows = [f"  {output['role']:<11}{size(output['bytes']):>9}  {output['path']}" for output in outputs]
+    if beside:
+        rows.append(f"  beside it: {listed(beside)}")
     heads = examined.role.nextn_blocks if examined.role else 0
     says = "says nothing" if claimed is None else f"says {claimed}"
-    head = "\n".join([f"checkpoint {source}: the tensors hold {heads} heads, config.json {says}", *rows]) + "\n\n"
+    head = (
+        "\n".join([f"checkpoint {source}: the tensors hold {counted(heads, 'head')}, config.json {says}", *rows])
+        + "\n\n"
+    )
     more = {"checkpoint": {"path": str(source), "heads": heads, "heads_claimed": claimed}, "outputs": outputs}
     _print(judge(examined, memory=memory), report, more, head)
 

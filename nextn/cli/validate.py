@@ -10,6 +10,8 @@ import click
 from nextn.cli.report import Report, report_options
 from nextn.gguf_schema.architecture import Role
 
+# Who may not read a file is told so by who opens it: that is no wrong usage.
+FILE = click.Path(path_type=Path, readable=False)
 EXAMPLE = """
 \b
 Examples:
@@ -19,8 +21,8 @@ Examples:
 
 
 @click.command(epilog=EXAMPLE)
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--draft", type=click.Path(path_type=Path), metavar="FILE", help="The head that is to draft for FILE.")
+@click.argument("file", type=FILE)
+@click.option("--draft", type=FILE, metavar="FILE", help="The head that is to draft for FILE.")
 @click.option("--role", type=click.Choice([str(role) for role in Role]), help="The role that FILE must have.")
 @click.option("--for", "runtime", metavar="BUILD", help="Runtime that must load it, for example llama.cpp@b11549.")
 @click.option("--deep", is_flag=True, help="Read all data too: NaN, zeros, constant rows, equal tensors.")

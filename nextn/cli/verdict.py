@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import textwrap
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -9,13 +12,16 @@ import click
 
 from nextn.cli.report import size
 from nextn.gguf_schema.errors import counted
+from nextn.gguf_schema.nextn_generic import BLOCK_COUNT, NEXTN_PREDICT_LAYERS
 from nextn.validators.findings import Severity
 from nextn.validators.loader_keys import Outcome
-from nextn.validators.runtimes import Use
+from nextn.validators.verdicts import deciding
+from nextn.validators.wording import typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from nextn.gguf_schema.contents import Contents
     from nextn.validators.estimate import Estimate
     from nextn.validators.examine import Examined, Report
     from nextn.validators.findings import Finding
@@ -23,8 +29,8 @@ if TYPE_CHECKING:
 COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
 # Findings of one rule; a file that is wrong throughout has hundreds.
 MOST_SHOWN = 4
-# Characters of a runtime's own words; --json has all of them.
-WIDEST = 76
+# Columns that a terminal has at the least; some say 0.
+NARROWEST = 40
 OUTCOME_COLOURS = {Outcome.LOADS: "green", Outcome.WRONG: "yellow"}
 
 
@@ -45,26 +51,32 @@ def verdict_text(report: Report, *, memory: bool) -> str:
 def _file(examined: Examined, label: str = "") -> list[str]:
     """What one file is."""
     path, _ = examined.files[0]
-    role, layout = examined.role, examined.layout
-    if role is None or layout is None:
-        return [f"{label}{click.style(path, bold=True)}"]
+    role, layout, contents = examined.role, examined.layout, examined.contents
     shards = f" and {len(examined.files) - 1} more" if len(examined.files) > 1 else ""
-    architecture = examined.contents.architecture or "no architecture"
-    blocks = f"{counted(role.trunk_blocks, 'trunk block')}, {counted(role.nextn_blocks, 'nextn block')}"
-    declared = role.declared
-    keys = f"block_count {_number(declared.block_count)}, nextn_predict_layers {_number(declared.nextn_predict_layers)}"
-    tensors = counted(len(examined.contents.tensors), "tensor")
+    architecture = printable(contents.architecture) or "no architecture"
+    keys = ", ".join(f"{key} {_declared(contents, key)}" for key in (BLOCK_COUNT, NEXTN_PREDICT_LAYERS))
+    if role is not None:
+        blocks = f"{counted(role.trunk_blocks, 'trunk block')}, {counted(role.nextn_blocks, 'nextn block')}"
+        is_ = f"{click.style(role.name or 'no role', bold=True)}: {blocks} ({keys})"
+    else:
+        is_ = "no model" if examined.whole else f"role unknown, not all of it is there ({keys})"
+    tensors = counted(len(contents.tensors), "tensor")
     bytes_ = size(sum(size for _, size in examined.files))
-    others = f", or {' or '.join(layout.others)}" if layout.others else ""
+    others = f", or {' or '.join(layout.others)}" if layout and layout.others else ""
     return [
-        f"{label}{click.style(path, bold=True)}{shards}",
-        f"  {architecture}, {click.style(role.name or 'no role', bold=True)}: {blocks} ({keys})",
-        f"  {tensors}, {_parameters(examined.parameters)} parameters, {bytes_}; layout {layout.id}{others}",
+        f"{label}{click.style(printable(path), bold=True)}{shards}",
+        f"  {architecture}, {is_}",
+        f"  {tensors}, {_parameters(examined.parameters)} parameters, {bytes_}"
+        + (f"; layout {layout.id}{others}" if layout else ""),
     ]
 
 
-def _number(value: int | None) -> str:
-    return "absent" if value is None else str(value)
+def _declared(contents: Contents, key: str) -> str:
+    """What a key says; with the type when that is no number."""
+    value = contents.get(key)
+    if value is None:
+        return "absent"
+    return str(value.value) if isinstance(value.value, int) else printable(typed(value))
 
 
 def _parameters(count: int) -> str:
@@ -101,19 +113,22 @@ def _memory(estimate: Estimate) -> list[str]:
     ]
     name, bytes_ = estimate.activation
     if bytes_:
-        rows.append(("largest activation", size(bytes_), name))
+        rows.append(("largest activation", size(bytes_), f"{name}, for one ubatch"))
     rows += [
         (f"borrowed {name}", size(bytes_) if bytes_ else "", "counted with the target")
         for name, bytes_ in estimate.borrowed.items()
     ]
     host, (device,) = estimate.devices(1)
     _, split = estimate.devices(2)
-    head = f"{s.context} tokens, {s.ubatch} at once, {s.kv_type}, drafts of {s.n_max}"
-    total = f"{size(host + device)}: {size(host)} host, {size(device)} device, or {' + '.join(map(size, split))} on two"
+    total = f"total with the weights {size(host + device)}: {size(host)} in host memory, {size(device)} on one device"
+    if bytes_:
+        total += ", the activation counted once"
     return [
-        *table(("memory", "size", head), rows, right=(1,)),
-        f"total {total}",
-        *map("not counted: {}".format, estimate.notes),
+        f"memory for {s.context} tokens, {s.ubatch} at once, caches in {s.kv_type}, drafts of {s.n_max}",
+        *table(("what", "size", "made of"), rows, right=(1,)),
+        total,
+        f"on two devices {' + '.join(map(size, split))}" + (", each with an activation of its own" if bytes_ else ""),
+        *(f"not counted: {printable(note)}" for note in estimate.notes),
     ]
 
 
@@ -124,26 +139,50 @@ def _rows(group: dict[str, Any]) -> str:
 
 
 def _forecast(report: Report) -> list[str]:
-    """A line for each runtime and each use that the file may be put to; what loads well is not explained."""
-    rows = [
-        (row.runtime, str(row.as_), _outcome(row.outcome), "" if row.outcome is Outcome.LOADS else _short(row.message))
-        for row in report.forecast
-        if row.as_ in _uses(report)
-    ]
-    return table(("runtime", "as", "outcome", ""), rows) if rows else []
+    """A line for each runtime and each use that the file may be put to; those of one reason share it."""
+    rows = deciding(report.forecast, report.use)
+    if not report.draft and report.model.role and report.model.role.nextn_blocks:
+        rows = list(report.forecast)  # A head that somebody loads as a model is worth a warning.
+    if not rows:
+        return []
+    head, *lines = table(
+        ("runtime", "as", "outcome"), [(row.runtime, str(row.as_), _outcome(row.outcome)) for row in rows]
+    )
+    reasons = ["" if row.outcome is Outcome.LOADS else printable(row.message) for row in rows]
+    shown, width = [head], _columns()
+    for index, (line, reason) in enumerate(zip(lines, reasons, strict=True)):
+        before, following = [*reasons, ""][index - 1], [*reasons, ""][index + 1]
+        beside = f"{line}  {reason}"
+        if reason and reason not in (before, following) and (width is None or len(click.unstyle(beside)) <= width):
+            shown.append(beside)
+            continue
+        shown.append(line)
+        if reason and reason != following:
+            shown += _wrapped(reason, "    ", width)
+    return shown
 
 
-def _uses(report: Report) -> tuple[Use, ...]:
-    """A trunk is no draft; a head that somebody loads as a model is worth a warning."""
-    if report.draft:
-        return (Use.PAIRED,)
-    heads = report.model.role.nextn_blocks if report.model.role else 0
-    return (Use.MAIN, Use.DRAFT) if heads else (Use.MAIN,)
+def _columns() -> int | None:
+    """Characters of a line on the terminal; elsewhere lines are not broken, so that they can be searched."""
+    try:
+        return max(os.get_terminal_size(sys.stdout.fileno()).columns, NARROWEST)
+    except (OSError, ValueError):
+        return None
 
 
-def _short(message: str) -> str:
-    line = message.partition("\n")[0]
-    return line if len(line) <= WIDEST else f"{line[: WIDEST - 1]}…"
+def _wrapped(text: str, indent: str, width: int | None) -> list[str]:
+    if width is None:
+        return [indent + text]
+    return textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def printable(text: str) -> str:
+    """A text of a file without what a terminal obeys instead of showing it: such characters are escaped."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _outcome(outcome: Outcome) -> str:
@@ -171,12 +210,12 @@ def _group(rule: str, group: Sequence[tuple[str, Finding]]) -> Iterator[str]:
     shown = group[:MOST_SHOWN]
     for index, (of, finding) in enumerate(shown):
         whose = "draft: " if of == "draft" else ""
-        yield f"  {whose}{finding.subject}: {finding.message} [{rule}]"
+        yield f"  {whose}{printable(finding.subject)}: {printable(finding.message)} [{rule}]"
         last = index + 1 == len(shown)
         if last and len(group) > len(shown):
             yield f"  … and {len(group) - len(shown)} more; --json has them all"
         if finding.remedy and (last or shown[index + 1][1].remedy != finding.remedy):
-            yield f"    {finding.remedy}"
+            yield f"    {printable(finding.remedy)}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> list[str]:

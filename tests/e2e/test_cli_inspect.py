@@ -31,7 +31,7 @@ def test_memory_follows_the_options(converted: Converted) -> None:
     difference = large["estimate"]["state"]["bytes"] - small["estimate"]["state"]["bytes"]
     assert difference == (4096 - 1024) * 2 * 2 * 2 * 34
     text = run("inspect", *pair, "--context", 1024).stdout
-    assert "1024 tokens, 512 at once, f16, drafts of 3" in text
+    assert "memory for 1024 tokens, 512 at once, caches in f16, drafts of 3\n" in text
     assert "borrowed token_embd.weight" in text
 
 

@@ -65,6 +65,11 @@ ONE_FILE = {
         header(tensors=[tensor("a", [8], 999), tensor("b", [8], 999, offset=32)]) + DATA,
         "2 tensors of type 999, which is not known: 'a', 'b'",
     ),
+    # 24 bytes of counts, 33 and 14 of keys, twice 33 of descriptions: 137 bytes, and 7 to a multiple of 8.
+    "unaligned-data": (
+        header([*alignment(8), key("x", UINT8, b"\0")], TWO, alignment=8) + bytes(48),
+        "data begins at byte 144, want a multiple of 32",
+    ),
     "old-version": (
         b"GGUF\x02" + (header(tensors=TWO) + DATA)[5:],
         "GGUF version 2, which is read like version 3",

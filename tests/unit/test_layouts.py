@@ -128,6 +128,51 @@ def test_a_combined_file_keeps_the_mixer_of_its_trunk() -> None:
     assert "output_hc_down.weight" in upstream_view(changed, "ik-llama").tensors
 
 
+@pytest.mark.parametrize("layout", ["rocmfpx", "split-fc"])
+def test_the_view_of_a_dense_head_has_the_ratio_of_its_trunk(layout: str) -> None:
+    file = contents("qwen4exp")
+    old = VARIANTS[layout][1](ratios(file, *[4] * head_of(file), 0))
+    assert layout_of(old).id == layout
+    assert upstream_view(old, layout).keys == ratios(file, *[4] * (head_of(file) + 1)).keys
+    short = VARIANTS[layout][1](ratios(file, *[4] * head_of(file)))
+    assert upstream_view(short, layout).keys == short.keys, "a wrong length is for the validator of keys to tell"
+
+
+def test_gammas_with_a_dimension_for_the_streams() -> None:
+    """One build wrote [512], the next [128, 4]; whatever the ratios say beside it is not another layout's."""
+    file = contents("qwen4exp")
+    b = head_of(file)
+    for name, ne, found in (
+        ("hnorm", (128, 4), "matrix-gammas"),
+        ("hc_head_norm", (128, 4), "matrix-gammas"),
+        ("hc_head_norm", (512, 1), "upstream"),
+        ("hnorm", (128, 3), "upstream"),
+        ("enorm", (64, 2), "upstream"),
+    ):
+        gamma = replace(file.tensors[f"blk.{b}.nextn.{name}.weight"], ne=ne)
+        changed = replace(file, tensors={**file.tensors, gamma.name: gamma})
+        assert (layout_of(changed).id, layout_of(changed).others) == (found, ()), (name, ne)
+        if found != "upstream":
+            old = layout_of(ratios(changed, *[4] * b, 0))
+            assert (old.id, old.others) == ("pull-request", ())
+            fork = layout_of(halved(changed, f"{HEAD}fc_embd.weight", f"{HEAD}fc_hidden.weight"))
+            assert (fork.id, fork.others) == ("split-fc", ())
+
+
+def test_a_mixer_of_the_trunk_in_another_architecture() -> None:
+    """Any architecture with a head and a tensor of this name was called ambiguous."""
+    file = contents("glm5-next", Role.COMBINED)
+    mixer = replace(file.tensors["output_norm.weight"], name="output_hc_down.weight")
+    assert not layout_of(replace(file, tensors={**file.tensors, mixer.name: mixer})).ambiguous
+
+
+def test_names_of_forks_and_no_block_that_is_declared() -> None:
+    """The index of the head was -1, and an array without entries has no last one."""
+    file = VARIANTS["hf"][1](contents("qwen4exp"))
+    empty = with_keys(ratios(file), **{"qwen4exp.block_count": i32(0)})
+    assert layout_of(empty).id == "hf"
+
+
 def test_a_narrow_shared_norm_is_another_layout() -> None:
     file = contents("qwen4exp")
     b = head_of(file)
@@ -185,5 +230,6 @@ def test_maps_go_both_ways() -> None:
     ids = [naming.id for naming in NAMINGS]
     assert len(set(ids)) == len(ids)
     for naming in NAMINGS:
-        for pairs in (naming.names, naming.keys):
+        parts = [(f"{whole} {i}", part) for whole, names in naming.fused for i, part in enumerate(names)]
+        for pairs in ((*naming.names, *parts), naming.keys):
             assert len({old for old, _ in pairs}) == len({new for _, new in pairs}) == len(pairs), naming.id

@@ -159,7 +159,7 @@ def test_an_old_spelling_has_a_remedy() -> None:
     keys = {key.replace("glm5-next.", "glm5next."): value for key, value in files[MTP].keys.items()}
     old = Contents({**keys, "general.architecture": string("glm5next")}, files[MTP].tensors, "old.gguf")
     (found,) = examined(files[TRUNK], old)
-    assert found.remedy == "nextn relayout old.gguf -o FILE --to upstream"
+    assert found.remedy == "nextn relayout old.gguf -o OUT.gguf --to upstream"
 
 
 def test_a_single_head_drafts_any_length() -> None:

@@ -53,10 +53,10 @@ def test_a_whole_set_has_none() -> None:
 
 def test_wrong_numbers() -> None:
     assert rules(shard(0, 2), shard(0, 2, name="t1")) == [
-        ("shard-number", "m-1", "key 'split.no': 0, want 1 for file 2 of 2 with 2 tensors in all")
+        ("shard-number", "m-1", "key 'split.no': 0, want 1 for file 2 of 2")
     ]
     assert rules(shard(0, 3, 2), shard(1, 2)) == [
-        ("shard-count", "m-0", "key 'split.count': 3, want 2 for file 1 of 2 with 2 tensors in all")
+        ("shard-count", "m-0", "key 'split.count': 3, want 2 for file 1 of 2")
     ]
     assert rules(shard(0, 2, 7), shard(1, 2, 7)) == [
         ("shard-tensors", "m-0", "key 'split.tensors.count': 7, want 2 for file 1 of 2 with 2 tensors in all"),
@@ -85,8 +85,7 @@ def test_a_tensor_of_another_set() -> None:
         ("duplicate-tensor", "m-1", "tensor 't': is there twice, also in m-0")
     ]
     assert findings[0].remedy == "files of a set come from one conversion and keep the names they were written under"
-    assert model is not None
-    assert model.contents.tensors["t"].shard == 0
+    assert model is None
 
 
 def test_keys_of_a_set_that_are_missing() -> None:
@@ -109,30 +108,43 @@ def write_set(folder: Path, *files: bytes) -> list[Path]:
 def test_missing_shards_are_named_and_the_others_examined(tmp_path: Path) -> None:
     paths = write_set(tmp_path, shard(0, 3), shard(1, 3)[:-1], shard(2, 3))
     paths[2].unlink()
-    model, findings = examine_container(paths[0])
-    assert model is None
-    assert [(finding.rule, finding.subject) for finding in findings] == [
+    found = examine_container(paths[0])
+    assert not found.whole
+    assert [(finding.rule, finding.subject) for finding in found.findings] == [
         ("missing-shard", str(paths[0])),
         ("truncated", str(paths[1])),
     ]
-    assert findings[0].message == "1 of the 3 files of the set are missing: m-00003-of-00003.gguf"
+    assert found.findings[0].message == "1 of the 3 files of the set is missing: m-00003-of-00003.gguf"
+    assert list(found.file.contents.tensors) == ["t0", "t1"], "what is there is shown"
+    paths[1].unlink()
+    assert examine_container(paths[0]).findings[0].message.startswith("2 of the 3 files of the set are missing: ")
 
 
 def test_a_cut_shard_is_named_whichever_is_given(tmp_path: Path) -> None:
     paths = write_set(tmp_path, shard(0, 3), shard(1, 3)[:-1], shard(2, 3))
     for path in paths:
-        model, findings = examine_container(path)
-        assert model is not None
-        assert [(finding.rule, finding.subject) for finding in findings] == [("truncated", str(paths[1]))]
+        found = examine_container(path)
+        assert found.whole
+        assert [(finding.rule, finding.subject) for finding in found.findings] == [("truncated", str(paths[1]))]
 
 
 def test_a_shard_under_another_name(tmp_path: Path) -> None:
     path = tmp_path / "renamed.gguf"
     path.write_bytes(shard(1, 3))
-    model, findings = examine_container(path)
-    assert model is None, "two thirds of it are elsewhere"
-    assert {finding.rule for finding in findings} == {"shard-number", "shard-count", "shard-tensors"}
-    assert findings[0].remedy == "put it beside the others under a name like NAME-00002-of-00003.gguf"
+    found = examine_container(path)
+    assert not found.whole, "two thirds of it are elsewhere"
+    (finding,) = found.findings
+    assert (finding.rule, finding.remedy) == (
+        "shard-count",
+        "put it beside the others under a name like NAME-00002-of-00003.gguf",
+    )
+    assert "file 2 of 3" in finding.message
+
+
+def test_one_cause_is_one_error() -> None:
+    # A file of another set has other tensors too, and a copied one the same ones again.
+    assert [rule for rule, _, _ in rules(shard(0, 3, 3), shard(1, 3, 9), shard(2, 3, 3))] == ["mixed-shards"]
+    assert [rule for rule, _, _ in rules(shard(0, 3), shard(1, 3), shard(1, 3))] == ["shard-number"]
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_case_s02_the_heads_mixer_has_the_names_of_the_trunks() -> None:
         (Severity.ERROR, "tensor-missing"),
         (Severity.ERROR, "tensor-unexpected"),
     }
-    assert all("rocmfpx: nextn relayout FILE -o FILE --to upstream" in str(f.remedy) for f in findings)
+    assert all("rocmfpx: nextn relayout FILE -o OUT.gguf --to upstream" in str(f.remedy) for f in findings)
 
 
 def test_one_matrix_of_two_in_a_shared_sidecar() -> None:

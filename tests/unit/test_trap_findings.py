@@ -45,8 +45,8 @@ if TYPE_CHECKING:
         (COMBINED, [0, 0, 0, 4, 0, 0, 0, 4, 2], ERROR, "has 2 and 4"),
         (COMBINED, [0, 0, 0, 1, 0, 0, 0, 1, 1], ERROR, "above 1"),
         (COMBINED, [0, 0, 0, 3, 0, 0, 0, 3, 3], ERROR, "divides attention.indexer.top_k (32)"),
-        (COMBINED, [0] * 9, WARNING, "has only zeros"),
-        (COMBINED, [0, 0, 0, 4, 0, 0, 0, 0, 4], WARNING, "has 0 for blk.7"),
+        (COMBINED, [0] * 9, ERROR, "has only zeros"),
+        (COMBINED, [0, 0, 0, 4, 0, 0, 0, 0, 4], ERROR, "has 0 for blk.7"),
     ],
 )
 def test_compress_ratios(role: Role, ratios: list[int], severity: str, text: str) -> None:
@@ -63,7 +63,7 @@ def test_compress_ratios_that_load() -> None:
 
 def test_no_compress_ratios() -> None:
     contents = without_keys(planned(QWEN), RATIOS)
-    assert found(contents) == [(WARNING, "compress-ratios", RATIOS)]
+    assert found(contents) == [(ERROR, "compress-ratios", RATIOS)]
     assert message(contents, "compress-ratios").startswith("is missing")
 
 
@@ -89,7 +89,7 @@ def test_one_value_for_all_layers_of_a_hybrid() -> None:
 
 def test_an_indexer_that_is_left_unused() -> None:
     contents = with_array(planned(GLM), TYPES, [False] * 6, ValueType.BOOL)
-    assert found(contents) == [(WARNING, "indexer-types", TYPES)]
+    assert found(contents) == [(ERROR, "indexer-types", TYPES)]
 
 
 def test_a_head_slides_as_layers_with_as_many_heads_do() -> None:
@@ -121,7 +121,7 @@ def test_ngram_keys_without_which_the_table_is_not_asked_for() -> None:
     contents = without_keys(planned(QWEN), *(key.removeprefix("qwen4exp.") for key in NGRAM_KEYS))
     assert found(contents) == [(ERROR, "ngram-keys-missing", "ple.layers")]
     tensors = [name for name in contents.tensors if ".ple_" in name or name.startswith("per_layer")]
-    assert found(without(contents, *tensors)) == [(NOTE, "ngram-keys-missing", "ple.layers")]
+    assert found(without(contents, *tensors)) == [(WARNING, "ngram-keys-missing", "ple.layers")]
 
 
 @pytest.mark.parametrize("key", ["ple.ngram_size", "ple.conv_kernel", "embedding_length_per_layer_input"])
