@@ -22,7 +22,7 @@ BUFFER_BYTES = 8 << 20
 # What unfinished work begins with: the stamp (or a part) of an Output, the head of a journal, a manifest.
 UNFINISHED = re.compile(rb'[0-9a-f]{1,64}\Z|\{"fingerprint": "|\{\s+"nextn"')
 # What file systems without hard links answer.
-NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 
 class Output:

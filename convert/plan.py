@@ -105,10 +105,11 @@ class Payload:
 
 @dataclass(frozen=True)
 class Dropped:
-    """A source tensor that no file of the plan holds, and why."""
+    """A source tensor, or another `kind` of thing, that no file of the plan holds, and why."""
 
     name: str
     reason: str
+    kind: str = "tensor"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from nextn.convert.journal import journal_of
-from nextn.convert.output import Output, open_locked, partial_of, refuse_foreign, write_error
+from nextn.convert.output import Linked, Output, open_locked, partial_of, refuse_foreign, write_error
 from nextn.convert.plan import Plan
 from nextn.gguf_schema.errors import InputError, UsageError
 
@@ -104,7 +104,7 @@ def check_space(outputs: Sequence[Output], *, continued: bool) -> None:
         folder = output.partial.parent
         device = folder.stat().st_dev
         folders.setdefault(device, folder)
-        taken = output.allocated if continued else 0
+        taken = output.allocated if continued or isinstance(output, Linked) else 0
         needed[device] = needed.get(device, 0) + output.file.total_bytes - taken
     for device, folder in folders.items():
         if (free := shutil.disk_usage(folder).free) < needed[device]:

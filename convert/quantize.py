@@ -26,6 +26,8 @@ def decode(source: SourceTensor, start: int, count: int) -> Floats:
     data = source.read(start, count)
     if source.scale is not None:
         return _scaled(source, np.take(FP8_VALUES[source.dtype], np.frombuffer(data, np.uint8), mode="clip"), start)
+    if source.dtype not in DECODERS:
+        return dequantized(source.dtype, data)
     return np.frombuffer(data, DECODERS[source.dtype]).astype(np.float32, copy=False)
 
 
@@ -43,6 +45,25 @@ DECODERS: dict[str, npt.DTypeLike] = {
 FP8_VALUES: dict[str, Floats] = {
     name: np.arange(256, dtype=np.uint8).view(DECODERS[name]).astype(np.float32) for name in ("F8_E4M3", "F8_E5M2")
 }
+
+
+def dequantized(name: str, data: bytes) -> Floats:
+    """The values of whole blocks of a ggml type; NotImplementedError for one that the library cannot decode."""
+    from gguf import GGMLQuantizationType, quants
+
+    values: Floats = quants.dequantize(np.frombuffer(data, np.uint8)[None], GGMLQuantizationType[name])
+    return values.reshape(-1)
+
+
+def is_decodable(type_: TensorType) -> bool:
+    """Whether values of a ggml type can be had: floats, and the types in blocks that the library knows."""
+    if type_.name in DECODERS:
+        return True
+    try:
+        dequantized(type_.name, bytes(type_.size))
+    except (NotImplementedError, KeyError):
+        return False
+    return type_.block > 1
 
 
 def _scaled(source: SourceTensor, values: Floats, start: int) -> Floats:

@@ -7,15 +7,16 @@ Source: GGUFWriter in gguf-py and the loader of llama.cpp b11549: shards are nam
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from nextn.convert.plan import PlannedFile, plan_file
 from nextn.gguf_schema.architecture import Role
+from nextn.gguf_schema.container import ALIGNMENT_KEY
 from nextn.gguf_schema.contents import TensorInfo, Value
 from nextn.gguf_schema.errors import UsageError
-from nextn.gguf_schema.shards import SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS_COUNT, shard_name
+from nextn.gguf_schema.shards import SPLIT_COUNT, SPLIT_KEYS, SPLIT_NO, SPLIT_TENSORS_COUNT, shard_name, shard_stem
 from nextn.gguf_schema.types import ValueType
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
@@ -53,25 +54,39 @@ def plan_shards(
     hashed: Iterable[str] = (),
 ) -> tuple[PlannedFile, ...]:
     """The file of a role, or its shards when it exceeds the limits."""
-    shards = list(_groups(tensors, split))
-    if len(shards) == 1:
-        return (plan_file(role, path, keys, shards[0], hashed),)
-    if len(shards) > MOST_SHARDS:
-        raise UsageError("too-many-shards", f"{len(shards)} shards; {MOST_SHARDS} are the most", subject=str(path))
-    total = sum(len(shard) for shard in shards)
+    return plan_groups(role, path, keys, list(grouped(tensors, split)), hashed)
+
+
+def plan_groups(
+    role: Role | None,
+    path: PurePosixPath,
+    keys: Mapping[str, Value],
+    groups: Sequence[Sequence[TensorInfo]],
+    hashed: Iterable[str] = (),
+) -> tuple[PlannedFile, ...]:
+    """A file, or one for each group of tensors; keys about splitting become those of this set, at their places."""
+    if len(groups) == 1:
+        keys = {key: value for key, value in keys.items() if key not in SPLIT_KEYS}
+        return (plan_file(role, path, keys, groups[0], hashed),)
+    if len(groups) > MOST_SHARDS:
+        raise UsageError("too-many-shards", f"{len(groups)} shards; {MOST_SHARDS} are the most", subject=str(path))
+    total = sum(map(len, groups))
+    # Each file is read by its own alignment.
+    repeated = {key: value for key, value in keys.items() if key == ALIGNMENT_KEY}
     return tuple(
         plan_file(
             role,
-            path.with_name(shard_name(path.name.removesuffix(".gguf"), index, len(shards))),
-            {**(keys if index == 0 else {}), **_split_keys(index, len(shards), total)},
-            [replace(tensor, shard=index) for tensor in shard],
+            path.with_name(shard_name(shard_stem(path), index, len(groups))),
+            {**(keys if index == 0 else repeated), **_split_keys(index, len(groups), total)},
+            [replace(tensor, shard=index) for tensor in group],
             hashed if index == 0 else (),
         )
-        for index, shard in enumerate(shards)
+        for index, group in enumerate(groups)
     )
 
 
-def _groups(tensors: Iterable[TensorInfo], split: Split) -> Iterator[list[TensorInfo]]:
+def grouped(tensors: Iterable[TensorInfo], split: Split) -> Iterator[list[TensorInfo]]:
+    """The tensors of each shard, by the limits."""
     shard: list[TensorInfo] = []
     size = 0
     if split and split.metadata_first:

@@ -34,7 +34,10 @@ KEPT = "the same command continues what it left unfinished"
 
 
 class Written(NamedTuple):
-    """What a run wrote: the paths of the plan's files, and the tensors whose data an earlier run had written."""
+    """What a run wrote: the paths of the plan's files, and the tensors whose data it did not read.
+
+    An earlier run had written that, or the files that hold it got links.
+    """
 
     paths: list[Path]
     kept: frozenset[str]
@@ -102,7 +105,8 @@ def write_plan(
                 error.add_note(KEPT)
             raise
         journal.remove()
-    return Written(paths, kept)
+    read = {payload.info.name for payload in _wanted(plan, outputs)}
+    return Written(paths, kept | (plan.recipes.keys() - read))
 
 
 # The same call would meet these errors again, so nothing is kept for it.
@@ -152,8 +156,7 @@ def _stream(plan: Plan, outputs: Sequence[Output], journal: Journal, jobs: int, 
         if payload.info.name in done:
             progress(payload.info.nbytes * sum(output.holds(payload.info.name) for output in outputs))
     hashed = {name for output in outputs for name in output.file.hash_fields}
-    wanted = (payload for payload in plan.payload if payload.info.name not in done)
-    todo = (p for p in wanted if p.info.name in hashed or any(output.holds(p.info.name) for output in outputs))
+    todo = (payload for payload in _wanted(plan, outputs) if payload.info.name not in done)
     digest, unsynced = hashlib.sha256(), 0
     with ThreadPoolExecutor(jobs) as pool:
         try:
@@ -177,6 +180,14 @@ def _stream(plan: Plan, outputs: Sequence[Output], journal: Journal, jobs: int, 
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def _wanted(plan: Plan, outputs: Sequence[Output]) -> Iterator[Payload]:
+    """The tensors whose data is written into a file, or hashed for one."""
+    for payload in plan.payload:
+        name = payload.info.name
+        if any(output.holds(name) or name in output.file.hash_fields for output in outputs):
+            yield payload
 
 
 def _in_order(
@@ -221,7 +232,7 @@ def _put(output: Output, piece: Piece | Extent, data: memoryview | None) -> int:
 
 def _sync(pool: ThreadPoolExecutor, outputs: Sequence[Output], journal: Journal) -> None:
     try:
-        for _ in pool.map(Output.sync, outputs):
+        for _ in pool.map(lambda output: output.sync(), outputs):
             pass
     except InputError:
         journal.lost()

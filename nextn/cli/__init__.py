@@ -9,7 +9,18 @@ import click
 
 from nextn import __version__
 
-COMMANDS = ("convert", "demo", "inspect", "validate")
+COMMANDS = (
+    "convert",
+    "demo",
+    "generate",
+    "inspect",
+    "join",
+    "relayout",
+    "repair",
+    "retype",
+    "split",
+    "validate",
+)
 
 
 class LazyGroup(click.Group):

@@ -1,0 +1,105 @@
+"""Storing tensors in other types: decoded, and encoded by the quantizers of converting; all else is copied."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from nextn.convert.cut import refuse_contradiction
+from nextn.convert.quantize import is_decodable
+from nextn.convert.tensor_types import TypeChooser
+from nextn.gguf_schema.architecture import ExpectedTensor, Role, TensorSpec, block_of
+from nextn.gguf_schema.contents import Contents, TensorInfo, Value, u32
+from nextn.gguf_schema.edit import Edit, Taken, taken
+from nextn.gguf_schema.errors import InputError, counted
+from nextn.gguf_schema.layouts import SPELLINGS
+from nextn.gguf_schema.nextn_generic import declared, head_blocks, role_of
+from nextn.gguf_schema.reading import ARCHITECTURES, read_hyperparameters
+from nextn.gguf_schema.types import FILE_TYPES, TensorType
+from nextn.validators.findings import Finding, Findings
+
+FILE_TYPE = "general.file_type"
+# Without tables: what llama.cpp computes with in F32 alone, whatever the architecture.
+F32_ONLY = re.compile(r"_norm\.weight$|ffn_gate_inp|ssm_conv1d|(?<!\.weight)$")
+
+
+def retype(
+    contents: Contents,
+    outtype: TensorType | None,
+    rules: tuple[tuple[re.Pattern[str], TensorType], ...] = (),
+) -> tuple[Edit, list[Finding]]:
+    """The file with its matrices in `outtype`, and tensors that match a rule in that rule's type, the first one's.
+
+    Without `outtype` only the latter change. Floors and fallbacks are those of converting. What cannot be decoded stays
+    as it is, unless a rule matches it. Raises UsageError for a rule that matches nothing, InputError when a tensor that
+    a rule matches cannot be decoded, VerdictError when keys about heads contradict the tensors: before any work.
+    """
+    if head_blocks(contents) or declared(contents).heads:
+        refuse_contradiction(contents)
+    findings = Findings()
+    places = dict(_places(contents))
+    types = TypeChooser(outtype or next(iter(rules))[1], rules)
+    tensors: list[Taken] = []
+    again, closed = [], []
+    for tensor in contents:
+        place = places.get(tensor.name) or _place(tensor)
+        by_rule = any(pattern.search(tensor.name) for pattern, _ in rules)
+        asked = (by_rule or outtype is not None) and _is_number(tensor)
+        type_ = types.choose(place, ()) if asked else tensor.type
+        if type_ != tensor.type and not by_rule and not is_decodable(tensor.type):
+            closed.append(tensor.name)
+            type_ = tensor.type
+        if type_ != tensor.type and tensor.type.block > 1:
+            again.append(tensor.name)
+        tensors.append(_retyped(tensor, type_))
+    found = types.findings()
+    changed = [t for t in tensors if t.info.type != contents.tensors[t.info.name].type]
+    for rule, names, message in (
+        ("requantized", again, "is quantized already, and loses by being quantized again"),
+        ("undecodable", closed, "stays as it is: its type cannot be decoded here"),
+    ):
+        if names:
+            more = f" (and {counted(len(names) - 1, 'more tensor')})" if len(names) > 1 else ""
+            findings.warn(rule, names[0], message + more)
+    keys: dict[str, Value] = dict(contents.keys)
+    if outtype is not None:
+        keys[FILE_TYPE] = u32(FILE_TYPES[outtype.name])
+    changes = (f"{counted(len(changed), 'tensor')} of {len(tensors)} retyped",) if changed else ()
+    return Edit(keys, tuple(tensors), changes), [*found, *findings]
+
+
+def _is_number(tensor: TensorInfo) -> bool:
+    """Whether the tensor holds weights; integers are indices, and stay."""
+    return not re.fullmatch(r"I(8|16|32|64)", tensor.type.name)
+
+
+def _places(contents: Contents) -> Iterator[tuple[str, ExpectedTensor]]:
+    """What the tables say of the tensors, for the three families."""
+    known = ARCHITECTURES.get(SPELLINGS.get(contents.architecture, contents.architecture))
+    if known is None:
+        return
+    h, problems = read_hyperparameters(known, contents)
+    if problems:
+        return
+    for place in known.tensors_of(h, role_of(contents) or Role.TRUNK):
+        yield place.name, place
+
+
+def _place(tensor: TensorInfo) -> ExpectedTensor:
+    """A place for a tensor that no table describes."""
+    f32 = len(tensor.ne) < 2 or bool(F32_ONLY.search(tensor.name))
+    spec = TensorSpec(tensor.name, " ".join(map(str, tensor.ne)), f32=f32)
+    block = block_of(tensor.name)
+    return ExpectedTensor(tensor.name, tensor.ne, spec, -1 if block is None else block)
+
+
+def _retyped(tensor: TensorInfo, type_: TensorType) -> Taken:
+    if type_ == tensor.type:
+        return taken(tensor)
+    if not is_decodable(tensor.type):
+        message = f"is {tensor.type.name}, which cannot be decoded here, and is to become {type_.name}"
+        remedy = "a --tensor-type whose pattern does not match it leaves it as it is"
+        raise InputError("undecodable", message, subject=tensor.name, remedy=remedy)
+    info = replace(tensor, type=type_, nbytes=type_.tensor_bytes(tensor.ne))
+    return Taken(info, (tensor.name,))
