@@ -90,9 +90,24 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     return torch.bmm(weights, values.transpose(0, 1)).reshape(heads, -1)
 
 
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + exp(-x)) of x [..., n], for each row by itself.
+
+    The vector form and the scalar form of torch differ in the last bit (seen with AVX-512), and which of them a value
+    gets depends on its place from the beginning of the tensor.
+    """
+    return torch.stack([torch.sigmoid(row.contiguous()) for row in x.reshape(-1, x.shape[-1])]).reshape(x.shape)
+
+
+def silu(x: Tensor) -> Tensor:
+    """x * sigmoid(x) of x [..., n], for each row by itself: see `sigmoid`."""
+    silu = torch.nn.functional.silu
+    return torch.stack([silu(row.contiguous()) for row in x.reshape(-1, x.shape[-1])]).reshape(x.shape)
+
+
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up."""
-    return torch.nn.functional.silu(gate) * up
+    return silu(gate) * up
 
 
 def top(scores: Tensor, count: int) -> list[int]:

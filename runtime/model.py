@@ -13,8 +13,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from nextn.gguf_schema.architecture import Architecture, Hyperparameters, Without
 from nextn.gguf_schema.contents import Contents
-from nextn.gguf_schema.errors import UsageError
+from nextn.gguf_schema.errors import InputError, UsageError
+from nextn.gguf_schema.reading import read_hyperparameters
 from nextn.runtime.state import State
 
 
@@ -23,7 +25,8 @@ class Chunk:
     """Rows of one sequence that follow what its state holds: token ids, or embedding rows [rows, width] in their place.
 
     `hidden` [rows, hidden width] is what a head takes beside them. `positions`, of text one after the other, are given
-    when rows are of an image: [rows].
+    when rows are of an image: [rows]. `start` is the place of the first row when it is not behind those that are
+    counted: a draft's later rows stand behind uncounted ones.
     """
 
     state: State
@@ -31,14 +34,21 @@ class Chunk:
     embeddings: Tensor | None = None
     hidden: Tensor | None = None
     positions: Sequence[int] | None = None
+    start: int | None = None
 
     def __len__(self) -> int:
         return len(self.tokens) if self.embeddings is None else len(self.embeddings)
 
+    @property
+    def first(self) -> int:
+        """The place of the first row in the sequence."""
+        return self.state.length if self.start is None else self.start
+
     def places(self) -> list[int]:
         """The position of each row. UsageError when given ones are not as many, or go back."""
         if self.positions is None:
-            return list(range(self.state.position, self.state.position + len(self)))
+            first = self.state.position + self.first - self.state.length
+            return list(range(first, first + len(self)))
         given = list(self.positions)
         steps = zip([self.state.position - 1, *given], given, strict=False)
         if len(given) != len(self) or any(later < earlier for earlier, later in steps):
@@ -59,6 +69,8 @@ class Trunk(Protocol):
     contents: Contents
     vocab_size: int
     hidden_width: int
+    dtype: torch.dtype
+    device: str
 
     def new_state(self, rollback: int = ...) -> State:
         """The state of an empty sequence, of which so many rows can be taken back."""
@@ -116,3 +128,13 @@ def spans(chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, slice]]:
 def joined_positions(chunks: Sequence[Chunk]) -> Tensor:
     """The positions of all rows: [rows]."""
     return torch.tensor([place for chunk in chunks for place in chunk.places()], dtype=torch.int64)
+
+
+def hyperparameters(architecture: Architecture, contents: Contents) -> Hyperparameters:
+    """The hyper-parameters of a file; InputError for a key that no loader does without, or would not take."""
+    held, problems = read_hyperparameters(architecture, contents)
+    for problem in problems:
+        if problem.without is Without.REFUSES:
+            remedy = "nextn validate says what else is wrong with the file"
+            raise InputError("bad-key", f"{problem.key} {problem.message}", subject=contents.name, remedy=remedy)
+    return held

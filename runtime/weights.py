@@ -15,6 +15,7 @@ from torch import Tensor
 
 from nextn.gguf_schema.contents import Contents, TensorInfo
 from nextn.gguf_schema.errors import InputError
+from nextn.gguf_schema.nextn_generic import EMBEDDING, OUTPUT
 from nextn.gguf_schema.shards import GGUFFile
 from nextn.gguf_schema.types import TensorType
 
@@ -74,7 +75,10 @@ class Matrix:
 
 
 class Weights:
-    """The tensors of a model's files; `lender` has those that a shared sidecar borrows."""
+    """The tensors of a model's files; `lender` has the embedding and the output, which a shared sidecar borrows.
+
+    Nothing else is borrowed: a head block in the lender is another head's.
+    """
 
     def __init__(
         self, file: GGUFFile, dtype: torch.dtype = torch.float32, device: str = "cpu", lender: Weights | None = None
@@ -93,7 +97,7 @@ class Weights:
         """A weight as it is stored; InputError when it is missing, or of a type that cannot be decoded."""
         tensor = self.contents.tensors.get(name)
         if tensor is None:
-            if self.lender is not None:
+            if self.lender is not None and name in (EMBEDDING, OUTPUT):
                 return self.lender.matrix(name)
             remedy = "nextn validate says what else is wrong with the file"
             raise InputError(

@@ -1,0 +1,100 @@
+"""The operations of Qwen3.8-Flash-Next that no other family has, in plain torch: their definition.
+
+Width invariance as in `reference`: what is reduced is reduced for each row by itself, over its own values alone, and a
+function whose bits depend on a value's place in a tensor is computed for each row by itself. A query's choice of blocks
+depends on that query and on the blocks it sees; a block's pooled key on the keys in it.
+
+Source: models/qwen4_exp of transformers 5.24, and src/models/qwen4exp.cpp of llama.cpp b11549.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import xor
+
+import torch
+from torch import Tensor
+
+from nextn.kernels.reference import Weight, dot, inverse_sqrt, linear, mean_of, rms_norm, sigmoid, silu, top
+
+
+def hyper_connection_read(streams: Tensor, norm: Tensor, down: Weight, up: Weight, eps: float) -> tuple[Tensor, Tensor]:
+    """What a block reads of the residual streams [rows, C, H]: a mixture [rows, H], and all of them normed [rows, C*H].
+
+    Each stream is normed by its own mean square, with its own part of `norm` [C, H]. A low-rank projection, down
+    [R, C*H] and up [C*H, R], gates each value of each stream; the mixture is the mean over the streams. The division by
+    their number stands between the projection and the non-linearity.
+    """
+    rows, count, width = streams.shape
+    normed = rms_norm(streams, norm, eps)
+    flat = normed.reshape(rows, count * width)
+    low = silu(linear(flat, down) / count)
+    gated = sigmoid(linear(low, up)).reshape(streams.shape) * normed
+    return mean_of(gated.unbind(dim=1)), flat
+
+
+def hyper_connection_strengths(normed: Tensor, inject: Weight, count: int) -> Tensor:
+    """How strongly a block's result is added to each stream: [rows, C], from normed streams [rows, C*H]."""
+    return 2 * sigmoid(linear(normed, inject) / count)
+
+
+def decays(x: Tensor, rates: Tensor, bias: Tensor) -> Tensor:
+    """What a delta net's heads keep of their state: exp(rates * softplus(x + bias)), [rows, heads].
+
+    x is [rows, heads], rates [heads], which are negative, and bias [heads]. softplus is ln(1 + eˣ) to the last bit of
+    either precision: torch's own threshold of 20 is too low for float64.
+    """
+    softplus = torch.nn.functional.softplus
+    return torch.stack([torch.exp(rates * softplus(row + bias, threshold=50.0)) for row in x])
+
+
+def ngram_rows(
+    tokens: Sequence[int], eos: int, multipliers: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]
+) -> list[int]:
+    """Rows of the n-gram table for a token, `tokens[-1]`, behind its predecessors, of which there may be too few.
+
+    `multipliers` are one for each token of the longest n-gram; `offsets` and `sizes` describe each head's part of the
+    table, those of the bigrams first. An EOS, or the beginning of the text, hides what is before it: EOS stands there.
+    An EOS that is the token itself hides nothing.
+    """
+    length = len(multipliers)
+    context = [tokens[-1]]
+    for back in range(1, length):
+        hidden = back >= len(tokens) or eos in context[1:] or tokens[-1 - back] == eos
+        context.append(eos if hidden else tokens[-1 - back])
+    products = [token * multiplier for token, multiplier in zip(context, multipliers, strict=True)]
+    per_ngram = len(sizes) // (length - 1)
+    mixes = [reduce(xor, products[:n]) for n in range(2, length + 1) for _ in range(per_ngram)]
+    return [mix % size + offset for mix, size, offset in zip(mixes, sizes, offsets, strict=True)]
+
+
+def ngram_gates(keys: Tensor, queries: Tensor) -> Tensor:
+    """How much of an n-gram's value each stream takes: [rows, C], from normed keys and queries [rows, C, H]."""
+    score = dot(keys, queries) * inverse_sqrt(keys.shape[-1])
+    return sigmoid(score.sign() * score.abs().clamp(min=1e-6).sqrt())
+
+
+def pooled(keys: Tensor, ratio: int) -> Tensor:
+    """The mean of each `ratio` keys [blocks*ratio, d] that follow each other: [blocks, d]."""
+    blocks = keys.reshape(-1, ratio, keys.shape[-1])
+    return mean_of(blocks.unbind(dim=1))
+
+
+def block_scores(query: Tensor, keys: Tensor) -> Tensor:
+    """Scores [blocks] of pooled keys [blocks, d] for one query [heads, d]: what is positive, summed over the heads."""
+    total = torch.relu(torch.mv(keys, query[0]))
+    for head in query[1:]:
+        total = total + torch.relu(torch.mv(keys, head))
+    return total * inverse_sqrt(query.shape[-1])
+
+
+def seen_keys(scores: Tensor, ratio: int, kept: int, visible: int) -> list[int]:
+    """Which of the `visible` first keys a query attends to: those of its best blocks, and those behind the last block.
+
+    scores [visible // ratio] are of the complete blocks. Whole blocks are kept, of equal ones the earlier: neither
+    transformers nor llama.cpp defines their order.
+    """
+    blocks = top(scores, kept)
+    in_blocks = [block * ratio + place for block in blocks for place in range(ratio)]
+    return in_blocks + list(range(len(scores) * ratio, visible))

@@ -1,0 +1,43 @@
+"""Greedy generation one token at a time: what every way to draft must reproduce."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from torch import Tensor
+
+from nextn.runtime.model import Chunk, Trunk
+from nextn.runtime.state import State
+
+# Rows of a prompt in one forward.
+UBATCH = 512
+
+
+def prefill(trunk: Trunk, state: State, tokens: Sequence[int], ubatch: int = UBATCH) -> Tensor:
+    """Read a prompt; the hidden row [1, hidden width] of its last token."""
+    last: Tensor | None = None
+    for start in range(0, len(tokens), ubatch):
+        last = trunk.forward([Chunk(state, tokens[start : start + ubatch])])[-1:]
+    if last is None:
+        raise ValueError("a prompt has at least one token")
+    return last
+
+
+def greedy(
+    trunk: Trunk, prompt: Sequence[int], count: int, ends: Collection[int] = (), ubatch: int = UBATCH
+) -> list[int]:
+    """Up to `count` tokens behind a prompt, the end token included."""
+    state = trunk.new_state()
+    hidden = prefill(trunk, state, prompt, ubatch)
+    tokens: list[int] = []
+    while len(tokens) < count:
+        tokens.append(best(trunk.logits(hidden)[0]))
+        if tokens[-1] in ends or len(tokens) == count:
+            break
+        hidden = trunk.forward([Chunk(state, tokens[-1:])])
+    return tokens
+
+
+def best(logits: Tensor) -> int:
+    """The id of the largest logit [vocabulary]; of equal ones the lowest id."""
+    return int(logits.argmax())

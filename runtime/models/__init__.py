@@ -1,0 +1,1 @@
+"""The models: one architecture per module, each with its trunk and its heads."""

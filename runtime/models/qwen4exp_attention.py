@@ -1,0 +1,127 @@
+"""Full attention of Qwen3.8-Flash-Next: an output gate, and an indexer that chooses blocks of keys for each query.
+
+Source: Qwen4ExpTextAttention and Qwen4ExpTextIndexer of transformers 5.24; src/models/qwen4exp.cpp of llama.cpp b11549,
+which chooses whole blocks as transformers does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nextn.gguf_schema.errors import InputError
+from nextn.gguf_schema.qwen4exp import Qwen4Exp
+from nextn.kernels.qwen4exp import block_scores, pooled, seen_keys
+from nextn.kernels.reference import attend, inverse_sqrt, linear, rms_norm, rope, sigmoid
+from nextn.runtime.model import Chunk, spans
+from nextn.runtime.state import Rows, State
+from nextn.runtime.weights import Weights
+
+# The position of each row, which all layers share: a block of keys stands where its first key does.
+POSITIONS = "positions"
+
+
+class Attention:
+    """Attention of one block of the model.
+
+    A block of keys is `ratio` rows that follow each other; a ratio of 0 means that every query sees every key. For each
+    row a key, a value and an indexer key are kept and, as in llama.cpp, there is room for the pooled key of a block,
+    the one that the row completes. Rotation by three axes (time, height, width) is one by the position, since those of
+    text are equal.
+    """
+
+    def __init__(self, weights: Weights, block: int, h: Qwen4Exp) -> None:
+        prefix = f"blk.{block}."
+        self.block = block
+        self.heads, self.kv_heads = h.attention_head_count, h.attention_head_count_kv
+        self.width = h.attention_key_length
+        self.indexer_heads, self.indexer_width = h.attention_indexer_head_count, h.attention_indexer_key_length
+        self.eps = h.attention_layer_norm_rms_epsilon
+        self.rope_dims, self.rope_base = h.rope_dimension_count, h.rope_freq_base
+        self.ratio, self.kept_blocks = _blocks(weights, h, block)
+        self.query = weights.matrix(f"{prefix}attn_q.weight")
+        self.key = weights.matrix(f"{prefix}attn_k.weight")
+        self.value = weights.matrix(f"{prefix}attn_v.weight")
+        self.output = weights.matrix(f"{prefix}attn_output.weight")
+        self.query_norm = weights.vector(f"{prefix}attn_q_norm.weight")
+        self.key_norm = weights.vector(f"{prefix}attn_k_norm.weight")
+        self.indexer_query = weights.matrix(f"{prefix}indexer.q_proj.weight")
+        self.indexer_key = weights.matrix(f"{prefix}indexer.k_proj.weight")
+        self.indexer_query_norm = weights.vector(f"{prefix}indexer.q_norm.weight")
+        self.indexer_key_norm = weights.vector(f"{prefix}indexer.k_norm.weight")
+        self.dtype, self.device = weights.dtype, weights.device
+
+    def new_rows(self) -> dict[str, Rows]:
+        """Empty caches."""
+        wide, narrow = (self.kv_heads, self.width), (self.indexer_width,)
+        shapes: dict[str, tuple[int, ...]] = {"keys": wide, "values": wide, "indexer": narrow}
+        if self.ratio:
+            shapes["pooled"] = narrow
+        return {self._name(what): Rows(shape, self.dtype, self.device) for what, shape in shapes.items()}
+
+    def _name(self, what: str) -> str:
+        return f"{self.block}.{what}"
+
+    def remember(self, x: Tensor, chunks: Sequence[Chunk], positions: Tensor) -> None:
+        """Write what later queries read of the rows x [rows, H]; their positions [rows] are already in the states."""
+        heads = (len(x), self.kv_heads, self.width)
+        keys = self._rope(rms_norm(linear(x, self.key).reshape(heads), self.key_norm, self.eps), positions)
+        values = linear(x, self.value).reshape(heads)
+        indexer = linear(x, self.indexer_key)  # neither normed nor rotated: that is done to their means
+        for chunk, span in spans(chunks):
+            for what, rows in (("keys", keys), ("values", values), ("indexer", indexer)):
+                chunk.state.rows[self._name(what)].write(chunk.first, rows[span])
+            if self.ratio:
+                blocks = self._pooled(chunk.state, chunk.first, chunk.first + len(chunk))
+                chunk.state.rows[self._name("pooled")].write(chunk.first, blocks)
+
+    def _pooled(self, state: State, start: int, end: int) -> Tensor:
+        """For each of the rows start … end-1 the pooled key of the block that ends with it; zeros where none does."""
+        raw = state.rows[self._name("indexer")].first(end)
+        result = torch.zeros_like(raw[start:])
+        first, behind = start // self.ratio * self.ratio, end // self.ratio * self.ratio
+        if first < behind:
+            normed = rms_norm(pooled(raw[first:behind], self.ratio), self.indexer_key_norm, self.eps)
+            positions = state.rows[POSITIONS].first(end)[first : behind : self.ratio]
+            ends = torch.arange(first + self.ratio - 1 - start, behind - start, self.ratio)
+            result[ends] = self._rope(normed[:, None], positions)[:, 0]
+        return result
+
+    def __call__(self, x: Tensor, chunks: Sequence[Chunk], positions: Tensor) -> Tensor:
+        """Rows x [rows, H] attend to what is before them in their sequences and to themselves: [rows, H]."""
+        self.remember(x, chunks, positions)
+        both = linear(x, self.query).reshape(len(x), self.heads, 2 * self.width)  # each head: query, then gate
+        queries, gates = both[..., : self.width], both[..., self.width :].reshape(len(x), -1)
+        queries = self._rope(rms_norm(queries, self.query_norm, self.eps), positions)
+        indexer = linear(x, self.indexer_query).reshape(len(x), self.indexer_heads, self.indexer_width)
+        indexer = self._rope(rms_norm(indexer, self.indexer_query_norm, self.eps), positions)
+        attended = [
+            self._attend(chunk.state, queries[row], indexer[row], chunk.first + row - span.start + 1)
+            for chunk, span in spans(chunks)
+            for row in range(span.start, span.stop)
+        ]
+        return linear(torch.stack(attended).reshape(len(x), -1) * sigmoid(gates), self.output)
+
+    def _attend(self, state: State, query: Tensor, indexer: Tensor, visible: int) -> Tensor:
+        """One query [heads, d] with its indexer query [indexer heads, di], which may see `visible` rows: [heads, d]."""
+        keys, values = (state.rows[self._name(what)].first(visible) for what in ("keys", "values"))
+        blocks = visible // self.ratio if self.ratio else 0
+        if blocks > self.kept_blocks:
+            ends = state.rows[self._name("pooled")].first(visible)[self.ratio - 1 :: self.ratio]
+            seen = seen_keys(block_scores(indexer, ends), self.ratio, self.kept_blocks, visible)
+            keys, values = keys[seen], values[seen]
+        return attend(query, keys, values, inverse_sqrt(self.width))
+
+    def _rope(self, x: Tensor, positions: Tensor) -> Tensor:
+        return rope(x, positions, self.rope_dims, self.rope_base)
+
+
+def _blocks(weights: Weights, h: Qwen4Exp, block: int) -> tuple[int, int]:
+    """Rows of a block and number of blocks that a query keeps. InputError for a ratio that llama.cpp refuses too."""
+    ratio, budget = h.attention_compress_ratios[block], h.attention_indexer_top_k
+    if ratio and (ratio < 2 or budget % ratio):
+        message = f"block {block}: compress ratio {ratio}, want one above 1 that divides the budget {budget}"
+        raise InputError("compress-ratio", message, subject=weights.contents.name)
+    return ratio, budget // ratio if ratio else 0

@@ -1,0 +1,187 @@
+"""One block of a Step model: gated attention with normed queries and keys, then a dense or a routed network.
+
+Source of the formulas: src/models/step35.cpp of llama.cpp b11549, and modeling_step3p7.py of transformers 5.24.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from nextn.gguf_schema.step35 import Step35
+from nextn.kernels.reference import attend, inverse_sqrt, linear, rms_norm, rope, sigmoid, silu, swiglu
+from nextn.kernels.routing import sigmoid_experts
+from nextn.runtime.model import Chunk, joined_positions, spans
+from nextn.runtime.state import Rows
+from nextn.runtime.weights import Matrix, Weights
+
+# Full layers rotate this part of each head. No key holds it: src/models/step35.cpp has it as a constant.
+ROTATED_BY_FULL_LAYERS = 0.5
+# A limit that is no larger is none (build_ffn in src/llama-graph.cpp).
+NO_LIMIT = 1e-6
+POSITION = "position"
+
+
+class Batch:
+    """The rows of one forward: their positions [rows], and the first row that each of them sees through the window."""
+
+    def __init__(self, chunks: Sequence[Chunk], window: int, device: str) -> None:
+        self.chunks = chunks
+        places = joined_positions(chunks)
+        self.positions = places.to(device)
+        self.window_begins: list[int] = []
+        for chunk, span in spans(chunks):
+            known = chunk.state.rows[POSITION]
+            known.write(chunk.first, places[span])
+            # A row sees positions p - window + 1 … p. Positions never go back, so these are the last rows.
+            for end in range(chunk.first + 1, chunk.first + len(chunk) + 1):
+                positions = known.first(end)
+                out_of_sight = torch.searchsorted(positions, positions[-1] - window, right=True)
+                self.window_begins.append(int(out_of_sight))
+
+
+def cache_rows(h: Step35, blocks: range, dtype: torch.dtype, device: str) -> Mapping[str, Rows]:
+    """What a sequence keeps for these blocks: a key and a value [kv heads, d] per row and block, and the positions."""
+    rows = {POSITION: Rows((), torch.int64)}  # Read one by one to find a window's first row: not on the device.
+    for i in blocks:
+        shape = (h.attention_head_count_kv[i], h.attention_key_length)
+        rows |= {name: Rows(shape, dtype, device) for name in (f"keys.{i}", f"values.{i}")}
+    return rows
+
+
+class Attention:
+    """Grouped-query attention of block `i`, full or through a window, with one gate per head."""
+
+    def __init__(self, weights: Weights, h: Step35, i: int) -> None:
+        self.block = i
+        self.head_width = h.attention_key_length
+        self.eps = h.attention_layer_norm_rms_epsilon
+        self.slides = h.attention_sliding_window_pattern[i]
+        self.base = h.rope_freq_base_swa if self.slides else h.rope_freq_base
+        self.rotated = self.head_width if self.slides else int(self.head_width * ROTATED_BY_FULL_LAYERS)
+        # llama3's factors are stored only if the model has them.
+        self.factors = None if self.slides else weights.optional("rope_freqs.weight")
+        prefix = f"blk.{i}.attn_"
+        self.query = weights.matrix(f"{prefix}q.weight")
+        self.key = weights.matrix(f"{prefix}k.weight")
+        self.value = weights.matrix(f"{prefix}v.weight")
+        self.output = weights.matrix(f"{prefix}output.weight")
+        self.gate = weights.matrix(f"{prefix}gate.weight")
+        self.query_norm = weights.vector(f"{prefix}q_norm.weight")
+        self.key_norm = weights.vector(f"{prefix}k_norm.weight")
+
+    def remember(self, a: Tensor, batch: Batch) -> None:
+        """Write keys and values of rows [rows, H]; they depend on nothing that attention finds."""
+        key = self._turned(linear(a, self.key), self.key_norm, batch)  # [rows, kv heads, d]
+        value = linear(a, self.value).reshape(key.shape)
+        for chunk, span in spans(batch.chunks):
+            keys, values = self._caches(chunk)
+            keys.write(chunk.first, key[span])
+            values.write(chunk.first, value[span])
+
+    def __call__(self, a: Tensor, batch: Batch) -> Tensor:
+        """From rows [rows, H], the norm already applied, to rows [rows, H]."""
+        self.remember(a, batch)
+        query = self._turned(linear(a, self.query), self.query_norm, batch)  # [rows, heads, d]
+        scale = inverse_sqrt(self.head_width)
+        seen = []
+        for chunk, span in spans(batch.chunks):
+            keys, values = self._caches(chunk)
+            for end, row in enumerate(range(span.start, span.stop), chunk.first + 1):
+                begin = batch.window_begins[row] if self.slides else 0
+                seen.append(attend(query[row], keys.first(end)[begin:], values.first(end)[begin:], scale))
+        gated = torch.stack(seen) * sigmoid(linear(a, self.gate))[..., None]  # [rows, heads, d]
+        return linear(gated.flatten(1), self.output)
+
+    def _turned(self, x: Tensor, norm: Tensor, batch: Batch) -> Tensor:
+        """Heads [rows, heads, d] of x [rows, heads * d], normed, then rotated by their positions."""
+        heads = rms_norm(x.reshape(len(x), -1, self.head_width), norm, self.eps)
+        return rope(heads, batch.positions, self.rotated, self.base, self.factors)
+
+    def _caches(self, chunk: Chunk) -> tuple[Rows, Rows]:
+        return chunk.state.rows[f"keys.{self.block}"], chunk.state.rows[f"values.{self.block}"]
+
+
+def limited_swiglu(gate: Tensor, up: Tensor, limit: float) -> Tensor:
+    """silu(gate) * up [rows, n], where silu(gate) is at most `limit` and up within ±limit, unless that is 0.
+
+    The gate is limited behind the activation, and only from above.
+    """
+    if limit <= NO_LIMIT:
+        return swiglu(gate, up)
+    return silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
+
+
+def feed_forward(x: Tensor, gate: Matrix, up: Matrix, down: Matrix, limit: float) -> Tensor:
+    """A gated network with matrices [F, H], [F, H], [H, F] on rows [rows, H]: [rows, H]."""
+    return linear(limited_swiglu(linear(x, gate), linear(x, up), limit), down)
+
+
+class Dense:
+    """The feed-forward network of a block, or of all rows beside the routed experts, by the ending of its names."""
+
+    def __init__(self, weights: Weights, h: Step35, i: int, ending: str = "") -> None:
+        self.gate, self.up, self.down = (
+            weights.matrix(f"blk.{i}.ffn_{part}{ending}.weight") for part in ("gate", "up", "down")
+        )
+        # The limit of shared experts is that of dense networks too.
+        self.limit = h.swiglu_clamp_shexp[i] if h.swiglu_clamp_shexp else 0.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Rows [rows, H] to rows [rows, H]."""
+        return feed_forward(x, self.gate, self.up, self.down, self.limit)
+
+
+class Routed:
+    """Experts of which each row has some, beside one that all rows share."""
+
+    def __init__(self, weights: Weights, h: Step35, i: int) -> None:
+        self.router = weights.matrix(f"blk.{i}.ffn_gate_inp.weight")
+        self.bias = weights.vector(f"blk.{i}.exp_probs_b.bias")
+        self.gate, self.up, self.down = (
+            weights.matrix(f"blk.{i}.ffn_{part}_exps.weight") for part in ("gate", "up", "down")
+        )
+        self.shared = Dense(weights, h, i, "_shexp")
+        self.limit = h.swiglu_clamp_exp[i] if h.swiglu_clamp_exp else 0.0
+        self.used = h.expert_used_count
+        self.scale = 1.0 if h.expert_weights_scale is None else h.expert_weights_scale
+        self.normalizes = bool(h.expert_weights_norm)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Rows [rows, H] to rows [rows, H]."""
+        # An expert is decoded once for all of its rows. Each row adds its experts in ascending order.
+        rows_of: dict[int, list[int]] = {}
+        weights_of: dict[int, list[Tensor]] = {}
+        for row, logits in enumerate(linear(x, self.router)):
+            chosen, weights = sigmoid_experts(logits, self.bias, self.used, scale=self.scale, normalize=self.normalizes)
+            for expert, weight in zip(chosen, weights, strict=True):
+                rows_of.setdefault(expert, []).append(row)
+                weights_of.setdefault(expert, []).append(weight)
+        routed = torch.zeros_like(x)
+        for expert, rows in sorted(rows_of.items()):
+            matrices = (self.gate[expert], self.up[expert], self.down[expert])
+            mine = feed_forward(x[rows], *matrices, self.limit)
+            routed[rows] += torch.stack(weights_of[expert])[:, None] * mine
+        return routed + self.shared(x)
+
+
+class Block:
+    """One layer of a trunk or of a head: both are the same."""
+
+    def __init__(self, weights: Weights, h: Step35, i: int) -> None:
+        self.eps = h.attention_layer_norm_rms_epsilon
+        self.attention_norm = weights.vector(f"blk.{i}.attn_norm.weight")
+        self.attention = Attention(weights, h, i)
+        self.ffn_norm = weights.vector(f"blk.{i}.ffn_norm.weight")
+        self.ffn = Routed(weights, h, i) if h.is_moe(i) else Dense(weights, h, i)
+
+    def remember(self, x: Tensor, batch: Batch) -> None:
+        """Write what later rows read of these rows [rows, H], and nothing else."""
+        self.attention.remember(rms_norm(x, self.attention_norm, self.eps), batch)
+
+    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
+        """The residual stream [rows, H] behind this block."""
+        x = x + self.attention(rms_norm(x, self.attention_norm, self.eps), batch)
+        return x + self.ffn(rms_norm(x, self.ffn_norm, self.eps))
