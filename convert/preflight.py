@@ -27,10 +27,11 @@ def check_names(plan: Plan, folder: Path, beside: Iterable[Path] = ()) -> None:
     folders = {parent for target in set(targets) for parent in target.parents}
     protected = {path.resolve() for path in plan.protected}
     inodes = {*filter(None, map(_inode, protected))}
-    # Those that an earlier run left: they are replaced by the same links.
-    links = {folder / file.path for file in plan.files if file.same_as and _inode(folder / file.path)}
+    # What an earlier run linked, or was about to when it died, is replaced by the same links.
+    linked = [(folder / file.path, _inode(file.same_as.path)) for file in plan.files if file.same_as]
+    links = {name: inode for path, inode in linked for name in (path, partial_of(path))}
     for path, target in zip(names, targets, strict=True):
-        if target in protected or (_inode(path) in inodes and path not in links):
+        if target in protected or (_inode(path) in inodes and _inode(path) != links.get(path)):
             raise UsageError("output-is-input", "is an input; an input is never opened for writing", subject=str(path))
         if times[target] > 1 or (target in folders and not path.is_dir()):
             remedy = "put {role} into the template, and give the manifest a name of its own"

@@ -95,6 +95,7 @@ class Rule(Enum):
     PER_BLOCK = "array over the blocks of the file"
     PER_TRUNK_BLOCK = "array over the trunk's blocks in every file"
     LIST = "array of a length of its own"
+    FOUR = "array of four, or one value for all of them"
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class KeySpec:
     """One metadata key of an architecture: its type, its value rule, what its absence does and what is assumed then.
 
     `default` is what the loader takes for an absent key that it does not insist on. Where `array` is set it does not
-    take one value for all blocks.
+    take one value for all blocks. It does not look at a key that is `unread`, or beside the key of that name.
     """
 
     name: str
@@ -112,6 +113,13 @@ class KeySpec:
     without: Without = Without.REFUSES
     default: Scalar | None = None
     array: bool = False
+    unread: bool | str = False
+
+    def is_unread(self, contents: Contents) -> bool:
+        """Whether no loader looks at the key in this file."""
+        if isinstance(self.unread, bool):
+            return self.unread
+        return self.unread in contents.keys or contents.get(self.unread) is not None
 
     @cached_property
     def field(self) -> str:

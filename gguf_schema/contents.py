@@ -69,14 +69,20 @@ class LocalFile:
             raise InputError("not-a-file", "is not a regular file", subject=str(path))
         self.size = status.st_size
         self.identity = self._identity(status)
+        self._opened = status
 
     def _identity(self, status: os.stat_result) -> str:
-        return f"{self.path.resolve()} {status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+        return f"{self.path.resolve()} {status.st_ino} {status.st_size} {status.st_mtime_ns}"
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the file has the size and times of change that it was opened with."""
-        return self._identity(os.fstat(self._descriptor)) == self.identity
+        """Whether the file has the size and times of change that it was opened with.
+
+        A link to it that comes or goes, as surgery makes them, changes its record too, and is no change.
+        """
+        now = os.fstat(self._descriptor)
+        untouched = now.st_ctime_ns == self._opened.st_ctime_ns or now.st_nlink != self._opened.st_nlink
+        return self._identity(now) == self.identity and untouched
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from `offset`; InputError when the file is shorter or the disk fails."""

@@ -18,6 +18,7 @@ from nextn.gguf_schema.architecture import (
     TensorSpec,
     Without,
 )
+from nextn.gguf_schema.nextn_generic import TOKENS
 from nextn.gguf_schema.types import ValueType
 
 
@@ -143,7 +144,7 @@ KEYS = (
     KeySpec("expert_group_used_count", U32, without=TOLERATES),
     KeySpec("expert_gating_func", U32, without=TOLERATES, default=2),
     FILE_TYPE,
-    KeySpec("vocab_size", U32, without=TOLERATES),
+    KeySpec("vocab_size", U32, without=TOLERATES, unread=TOKENS),
     KeySpec("attention.layer_norm_epsilon", F32, without=WRONG, default=0.0),
     KeySpec("nextn_predict_layers", U32, roles=WITH_HEAD),
     KeySpec("ssm.conv_kernel", U32),

@@ -117,7 +117,8 @@ def role_of(contents: Contents) -> Role | None:
     blocks, heads = block_indices(contents), head_blocks(contents)
     if not heads:
         return Role.TRUNK if blocks else None
-    if any(block < blocks_of(contents)[0] for block in blocks):
+    first_head, _ = blocks_of(contents)
+    if min(blocks) < first_head:
         return Role.COMBINED
     return Role.MTP if EMBEDDING in contents.tensors else Role.MTP_SHARED
 

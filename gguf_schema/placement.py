@@ -26,8 +26,9 @@ def layout_problems(header: Header) -> Iterator[InputError]:
     end, last = 0, ""
     cut = []
     for tensor in sorted(header.described, key=lambda tensor: tensor.offset):
-        # An opaque tensor without a byte of its own shares its place with another, or lies past the end.
-        nbytes = max(tensor.nbytes, 1)
+        # An opaque tensor without a byte of its own shares its place with another, or lies past the end. One without
+        # elements, which is an error of its own, takes no place.
+        nbytes = 0 if 0 in tensor.ne else max(tensor.nbytes, 1)
         begin = header.data_offset + tensor.offset
         where = f"tensor {tensor.name!r}: data at byte {begin}"
         if tensor.offset % header.alignment:

@@ -83,9 +83,19 @@ class Qwen4Exp(Hyperparameters):
         return self.attention_head_count * self.attention_key_length
 
     @property
-    def kv_width(self) -> int:
-        """Values of all key (or value) heads."""
+    def mixed_width(self) -> int:
+        """Values that attention makes of all query heads: as wide as the values are."""
+        return self.attention_head_count * self.attention_value_length
+
+    @property
+    def key_heads_width(self) -> int:
+        """Keys of all key heads."""
         return self.attention_head_count_kv * self.attention_key_length
+
+    @property
+    def value_heads_width(self) -> int:
+        """Values of all value heads."""
+        return self.attention_head_count_kv * self.attention_value_length
 
     @property
     def indexer_width(self) -> int:
@@ -127,7 +137,7 @@ U32, I32, U64, F32, BOOL = (
     ValueType.BOOL,
 )
 WRONG, TOLERATES, ABORTS = Without.WRONG, Without.TOLERATES, Without.ABORTS
-PER_BLOCK, LIST = Rule.PER_BLOCK, Rule.LIST
+PER_BLOCK, LIST, FOUR = Rule.PER_BLOCK, Rule.LIST, Rule.FOUR
 
 KEYS = (
     KeySpec("block_count", U32, Rule.BLOCK_COUNT),
@@ -135,7 +145,7 @@ KEYS = (
     KeySpec("embedding_length", U32),
     KeySpec("attention.head_count", U32),
     KeySpec("attention.head_count_kv", U32),
-    KeySpec("rope.dimension_sections", I32, LIST),
+    KeySpec("rope.dimension_sections", I32, FOUR),
     KeySpec("rope.freq_base", F32, without=WRONG),
     KeySpec("attention.layer_norm_rms_epsilon", F32),
     KeySpec("expert_count", U32),
@@ -152,7 +162,7 @@ KEYS = (
     KeySpec("ssm.time_step_rank", U32),
     KeySpec("ssm.inner_size", U32),
     KeySpec("attention.recurrent_layers", BOOL, PER_BLOCK, without=TOLERATES),
-    KeySpec("full_attention_interval", U32, without=TOLERATES, default=4),
+    KeySpec("full_attention_interval", U32, without=TOLERATES, default=4, unread="attention.recurrent_layers"),
     KeySpec("rope.dimension_count", U32, without=ABORTS),
     KeySpec("hyper_connection.count", U32),
     KeySpec("hyper_connection.low_rank", U32),
@@ -211,9 +221,9 @@ TENSORS = (
     Spec("blk.{i}.ssm_norm.weight", "ssm_state_size", when=LINEAR, f32=True),
     Spec("blk.{i}.ssm_out.weight", "ssm_inner_size embedding_length", when=LINEAR),
     Spec("blk.{i}.attn_q.weight", "embedding_length query_gate_width", when=ATTENTION),
-    Spec("blk.{i}.attn_k.weight", "embedding_length kv_width", when=ATTENTION),
-    Spec("blk.{i}.attn_v.weight", "embedding_length kv_width", when=ATTENTION),
-    Spec("blk.{i}.attn_output.weight", "head_width embedding_length", when=ATTENTION),
+    Spec("blk.{i}.attn_k.weight", "embedding_length key_heads_width", when=ATTENTION),
+    Spec("blk.{i}.attn_v.weight", "embedding_length value_heads_width", when=ATTENTION),
+    Spec("blk.{i}.attn_output.weight", "mixed_width embedding_length", when=ATTENTION),
     Spec("blk.{i}.attn_q_norm.weight", "attention_key_length", when=ATTENTION, f32=True),
     Spec("blk.{i}.attn_k_norm.weight", "attention_key_length", when=ATTENTION, f32=True),
     Spec("blk.{i}.indexer.q_proj.weight", "embedding_length indexer_width", when=ATTENTION, eight_bits=True),

@@ -9,6 +9,7 @@ from typing import Any
 
 from nextn.gguf_schema.architecture import (
     FILE_TYPE,
+    MAX_BLOCKS,
     Architecture,
     Hyperparameters,
     KeySpec,
@@ -45,6 +46,7 @@ class KeyProblem:
     without: Without
 
 
+FOUR = 4  # entries under Rule.FOUR
 # Keys that may be an array over blocks in any architecture, also where its tables have one value.
 MAY_BE_ARRAYS = frozenset(key.name for key in ARRAY_KEYS)
 
@@ -102,18 +104,22 @@ def _read(
         return (spec.default,) * blocks if per_block and spec.default is not None else spec.default
     problem = _type_problem(spec, value)
     if problem:
-        problems.append(KeyProblem(key, Kind.TYPE, problem, Without.REFUSES))
+        without = Without.TOLERATES if spec.is_unread(contents) else Without.REFUSES
+        problems.append(KeyProblem(key, Kind.TYPE, problem, without))
         return None
+    # A hostile file has millions of entries: no loader takes more than it has blocks.
+    if spec.rule is Rule.FOUR:
+        return tuple(value.items[:FOUR]) if value.element is not None else (value.value,) * FOUR
     if spec.rule is Rule.LIST:
-        return tuple(value.items)
+        return tuple(value.items[:MAX_BLOCKS])
     if not per_block:  # Of an array over blocks loaders take the first entry where they expect one value for all.
-        return value.items[0] if len(value.items) else None
+        return next(iter(value.items[:1]), None)
     if value.element is None:
         return (value.value,) * blocks
     if length is not None and len(value.items) != length:
         message = f"has {len(value.items)} entries, the file's block count wants {length}"
         problems.append(KeyProblem(key, Kind.LENGTH, message, Without.REFUSES))
-    items = tuple(value.items)
+    items = tuple(value.items[:MAX_BLOCKS])
     return items + items[-1:] * (blocks - len(items))
 
 
@@ -121,14 +127,14 @@ def _type_problem(spec: KeySpec, value: Value) -> str | None:
     """Why a loader does not take the type of a value; where it takes an array over blocks it may take one value too."""
     wants_array = spec.rule is Rule.LIST or spec.array
     per_block = spec.rule in (Rule.PER_BLOCK, Rule.PER_TRUNK_BLOCK) or spec.name in MAY_BE_ARRAYS
-    may_be_array = wants_array or per_block
+    may_be_array = wants_array or per_block or spec.rule is Rule.FOUR
     if value.element is not None:
         compatible = LIST_ELEMENTS if spec.rule is Rule.LIST else ELEMENTS
         if may_be_array and value.element in compatible.get(spec.type, {spec.type}):
             return None
-    elif not wants_array and value.type is (SCALARS.get(spec.type, spec.type) if may_be_array else spec.type):
+    elif not wants_array and value.type is (SCALARS.get(spec.type, spec.type) if per_block else spec.type):
         return None
-    wants = wants_array or spec.rule in (Rule.PER_BLOCK, Rule.PER_TRUNK_BLOCK)
+    wants = wants_array or spec.rule in (Rule.PER_BLOCK, Rule.PER_TRUNK_BLOCK, Rule.FOUR)
     return f"is {value.type_name}, want {f'ARRAY[{spec.type.name}]' if wants else spec.type.name}"
 
 

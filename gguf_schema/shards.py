@@ -66,10 +66,11 @@ def open_gguf(path: Path, *, strict: bool = True) -> GGUFFile:
     InputError for what cannot be read, shards that are missing or do not belong together, and, when `strict`, the first
     of the `layout_problems`; otherwise these are the caller's to look for.
     """
-    paths = shard_paths(path)
-    if missing := missing_shards(path, paths):
+    names = shard_names(path)
+    there = shards_there(path, names)
+    if missing := missing_shards(path, names, there):
         raise missing
-    file = join_shards([read_header(LocalFile(shard)) for shard in paths])
+    file = join_shards([read_header(LocalFile(shard)) for shard in there])
     if strict:
         for header in file.headers:
             for problem in layout_problems(header):
@@ -88,23 +89,37 @@ def shard_stem(path: PurePath) -> str:
     return match[1] if match else path.name.removesuffix(".gguf")
 
 
-def shard_paths(path: Path) -> tuple[Path, ...]:
-    """The set of files that `path` is one of by its name, in order; `path` alone when it is not named as a shard."""
+def shard_names(path: Path) -> tuple[str, ...]:
+    """The names of the set that `path` is one of, in order; its own alone when it is not named as a shard."""
     match = _SHARD_NAME.fullmatch(path.name)
     if match is None:
-        return (path,)
+        return (path.name,)
     stem, count = match[1], int(match[2])
-    paths = tuple(path.with_name(shard_name(stem, index, count)) for index in range(count))
-    return paths if path in paths else (path,)
+    names = tuple(shard_name(stem, index, count) for index in range(count))
+    return names if path.name in names else (path.name,)
 
 
-def missing_shards(path: Path, paths: Sequence[Path]) -> InputError | None:
-    """The error about files of a set that are not there; a file of its own is for who opens it."""
-    missing = [shard.name for shard in paths if not shard.exists()]
-    if not missing or len(paths) == 1:
+def shards_there(path: Path, names: Sequence[str]) -> list[Path]:
+    """The files of a set that are there; of a file of its own, that one, for who opens it."""
+    if len(names) == 1:
+        return [path]
+    try:
+        # Once, and not a hundred thousand times, which a name may ask for.
+        beside = {beside.name for beside in path.parent.iterdir()}
+    except OSError:
+        beside = {*names}  # They may be read, though their folder may not be listed.
+    there = [path.with_name(name) for name in names if name in beside]
+    return [shard for shard in there if shard.exists()]
+
+
+def missing_shards(path: Path, names: Sequence[str], there: Sequence[Path]) -> InputError | None:
+    """The error about files of a set that are not there."""
+    held = {shard.name for shard in there}
+    missing = [name for name in names if name not in held]
+    if not missing:
         return None
     are = "is" if len(missing) == 1 else "are"
-    message = f"{len(missing)} of the {len(paths)} files of the set {are} missing: {listed(missing, 8)}"
+    message = f"{len(missing)} of the {len(names)} files of the set {are} missing: {listed(missing, 8)}"
     return InputError("missing-shard", message, subject=str(path), remedy="Put all of them into one folder.")
 
 

@@ -60,9 +60,17 @@ class Step35(Hyperparameters):
         """Values of all query heads of block `i`."""
         return self.attention_head_count[i] * self.attention_key_length
 
-    def kv_width(self, i: int) -> int:
-        """Values of all key (or value) heads of block `i`."""
+    def mixed_width(self, i: int) -> int:
+        """Values that attention makes of all query heads of block `i`: as wide as the values are."""
+        return self.attention_head_count[i] * self.attention_value_length
+
+    def key_width(self, i: int) -> int:
+        """Keys of all key heads of block `i`."""
         return self.attention_head_count_kv[i] * self.attention_key_length
+
+    def value_width(self, i: int) -> int:
+        """Values of all value heads of block `i`."""
+        return self.attention_head_count_kv[i] * self.attention_value_length
 
     def is_moe(self, i: int) -> bool:
         """Whether block `i` has routed experts."""
@@ -101,8 +109,8 @@ KEYS = (
     KeySpec("expert_shared_feed_forward_length", U32),
     KeySpec("expert_weights_scale", F32, without=WRONG, default=1.0),
     KeySpec("expert_weights_norm", BOOL, without=WRONG, default=False),
-    KeySpec("leading_dense_block_count", U32, without=TOLERATES),
-    KeySpec("moe_every_n_layers", U32, without=TOLERATES),
+    KeySpec("leading_dense_block_count", U32, without=TOLERATES, unread=True),
+    KeySpec("moe_every_n_layers", U32, without=TOLERATES, unread=True),
     KeySpec("swiglu_clamp_exp", F32, PER_BLOCK, without=WRONG, default=0.0),
     KeySpec("swiglu_clamp_shexp", F32, PER_BLOCK, without=WRONG, default=0.0),
     KeySpec("nextn_predict_layers", U32, roles=WITH_HEAD),
@@ -119,9 +127,9 @@ TENSORS = (
     Spec("output.weight", "embedding_length vocab_size", roles=WITHOUT_SHARED, without_in_head=TOLERATES),
     Spec("blk.{i}.attn_norm.weight", "embedding_length", f32=True),
     Spec("blk.{i}.attn_q.weight", "embedding_length query_width"),
-    Spec("blk.{i}.attn_k.weight", "embedding_length kv_width"),
-    Spec("blk.{i}.attn_v.weight", "embedding_length kv_width"),
-    Spec("blk.{i}.attn_output.weight", "query_width embedding_length"),
+    Spec("blk.{i}.attn_k.weight", "embedding_length key_width"),
+    Spec("blk.{i}.attn_v.weight", "embedding_length value_width"),
+    Spec("blk.{i}.attn_output.weight", "mixed_width embedding_length"),
     Spec("blk.{i}.attn_q_norm.weight", "attention_key_length", f32=True, without=WRONG),
     Spec("blk.{i}.attn_k_norm.weight", "attention_key_length", f32=True, without=WRONG),
     Spec("blk.{i}.attn_gate.weight", "embedding_length attention_head_count", without=WRONG),

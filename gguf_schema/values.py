@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import overload
@@ -14,6 +15,9 @@ from nextn.gguf_schema.types import SCALAR_FORMATS, ValueType
 
 # The length before the bytes of a string.
 LENGTH = struct.Struct("<Q")
+
+# Where a slice of the first strings is looked for before all of them are decoded.
+_FIRST_BYTES = 1 << 16
 
 # Bytes of a value of each type; of a string, the least it takes.
 LEAST_BYTES = {type_: struct.calcsize(f"<{code}") for type_, code in SCALAR_FORMATS.items()} | {
@@ -28,9 +32,10 @@ _MISFIT = (struct.error, OverflowError, TypeError, UnicodeEncodeError)
 class StoredArray(Sequence[Scalar]):
     """An array of `length` values of type `element`, left in `source` where they take `nbytes` bytes from `offset`.
 
-    A string so long that it is left there too is an array of one. It equals the tuple of its values. The first look
-    decodes all of them, once: strings have no index, so finding one means walking the others. Who only copies the array
-    never pays for it. InputError when a value is malformed.
+    A string so long that it is left there too is an array of one. It equals the tuple of its values. Who only copies
+    the array never pays for decoding it; a slice decodes no more than it gives, of strings only one of the first: these
+    have no index, so that finding one means walking the others. Any other look decodes all values, once. InputError
+    when a value is malformed.
     """
 
     source: ByteSource
@@ -46,8 +51,12 @@ class StoredArray(Sequence[Scalar]):
 
     @cached_property
     def _values(self) -> tuple[Scalar, ...]:
+        return self._decoded(self.length, self.offset, self.nbytes)
+
+    def _decoded(self, count: int, offset: int, nbytes: int) -> tuple[Scalar, ...]:
+        """The `count` values that take `nbytes` bytes from `offset`."""
         try:
-            return decode(self.element, self.length, self.raw())
+            return decode(self.element, count, self.source.read(offset, nbytes))
         except ValueError as error:
             message = f"key {self.key!r}: value at byte {self.offset} {error}"
             raise InputError("bad-value", message, subject=self.source.name) from None
@@ -62,7 +71,21 @@ class StoredArray(Sequence[Scalar]):
     def __getitem__(self, index: slice) -> tuple[Scalar, ...]: ...
     def __getitem__(self, index: int | slice) -> Scalar | tuple[Scalar, ...]:
         """A value, or a tuple of them."""
-        return self._values[index]
+        if not isinstance(index, slice) or "_values" in self.__dict__:
+            return self._values[index]
+        wanted = range(self.length)[index]
+        if wanted.step != 1:
+            return self._values[index]
+        if self.element is ValueType.STRING:
+            return self._first_strings(len(wanted)) if wanted.start == 0 else self._values[index]
+        size = LEAST_BYTES[self.element]
+        return self._decoded(len(wanted), self.offset + wanted.start * size, len(wanted) * size)
+
+    def _first_strings(self, count: int) -> tuple[Scalar, ...]:
+        """The first strings: from the first bytes, if these hold them."""
+        with suppress(ValueError):
+            return _strings(self.source.read(self.offset, min(self.nbytes, _FIRST_BYTES)), count)
+        return self._values[:count]
 
     def __iter__(self) -> Iterator[Scalar]:
         """The values in order."""

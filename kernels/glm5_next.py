@@ -16,7 +16,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from nextn.kernels.reference import sigmoid, silu, softmax, top
+from nextn.kernels.reference import sigmoid, silu, softmax, softplus, top
 
 # Smallest sum that the weights of chosen experts are divided by (llama.cpp: the smallest normal F16).
 SMALLEST_SUM = 6.103515625e-5
@@ -75,10 +75,9 @@ def log_decay(f: Tensor, a: Tensor, lower_bound: float | None) -> Tensor:
 
     `a` [heads] is -exp(A_log). With a lower bound it is the bound times sigmoid(-a f), without one a times softplus(f).
     """
-    rows = f.shape[0]
     if lower_bound is not None:
-        return lower_bound * sigmoid((-a[:, None] * f).reshape(rows, -1)).reshape(f.shape)
-    return a[:, None] * torch.stack([torch.nn.functional.softplus(row) for row in f.contiguous()])
+        return lower_bound * sigmoid(-a[:, None] * f)
+    return a[:, None] * softplus(f)
 
 
 def pooled_key(keys: Tensor, gates: Tensor, offsets: Tensor) -> Tensor:
@@ -94,6 +93,8 @@ def pool_scores(queries: Tensor, weights: Tensor, pooled: Tensor) -> Tensor:
 
     The heads are summed by their weights [heads], which may be negative.
     """
+    # Copies begin where a library wants vectors to, wherever a row lies among others.
+    queries, weights = queries.clone(), weights.clone()
     return torch.mv(torch.relu(torch.mm(pooled, queries.T)), weights)
 
 

@@ -16,7 +16,19 @@ from operator import xor
 import torch
 from torch import Tensor
 
-from nextn.kernels.reference import Weight, dot, inverse_sqrt, linear, mean_of, rms_norm, sigmoid, silu, top
+from nextn.kernels.reference import (
+    Weight,
+    dot,
+    exp,
+    inverse_sqrt,
+    linear,
+    mean_of,
+    rms_norm,
+    sigmoid,
+    silu,
+    softplus,
+    top,
+)
 
 
 def hyper_connection_read(streams: Tensor, norm: Tensor, down: Weight, up: Weight, eps: float) -> tuple[Tensor, Tensor]:
@@ -42,11 +54,9 @@ def hyper_connection_strengths(normed: Tensor, inject: Weight, count: int) -> Te
 def decays(x: Tensor, rates: Tensor, bias: Tensor) -> Tensor:
     """What a delta net's heads keep of their state: exp(rates * softplus(x + bias)), [rows, heads].
 
-    x is [rows, heads], rates [heads], which are negative, and bias [heads]. softplus is ln(1 + eˣ) to the last bit of
-    either precision: torch's own threshold of 20 is too low for float64.
+    x is [rows, heads], rates [heads], which are negative, and bias [heads].
     """
-    softplus = torch.nn.functional.softplus
-    return torch.stack([torch.exp(rates * softplus(row + bias, threshold=50.0)) for row in x])
+    return exp(rates * softplus(x + bias))
 
 
 def ngram_rows(
@@ -83,10 +93,9 @@ def pooled(keys: Tensor, ratio: int) -> Tensor:
 
 def block_scores(query: Tensor, keys: Tensor) -> Tensor:
     """Scores [blocks] of pooled keys [blocks, d] for one query [heads, d]: what is positive, summed over the heads."""
-    total = torch.relu(torch.mv(keys, query[0]))
-    for head in query[1:]:
-        total = total + torch.relu(torch.mv(keys, head))
-    return total * inverse_sqrt(query.shape[-1])
+    # A head of its own memory begins where a vector should, whichever it is: see `reference`.
+    first, *others = [torch.relu(torch.mv(keys, head.clone())) for head in query]
+    return sum(others, first) * inverse_sqrt(query.shape[-1])
 
 
 def seen_keys(scores: Tensor, ratio: int, kept: int, visible: int) -> list[int]:

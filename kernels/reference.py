@@ -4,16 +4,24 @@ Width invariance: row i of a result has the same bits whatever the number of row
 done for each row by itself, over its own values alone, and what is left is done value by value. A row of a matrix
 product is one product of the matrix and a vector; a query attends to exactly the keys that it sees. Faster forms of an
 operation must give the same bits for a row at every width, but not these bits.
+
+Two things make a row's bits depend on its place even so, and `_rows` takes both away. Libraries sum a vector with gaps
+in another order than one without, and a tensor of one row has no gaps where one of several has. And a function that
+torch computes for vectors of values (exp, sigmoid, cos) has another last bit in the scalar form for what is left over,
+so that each row is given to it alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+# Where math libraries want vectors to begin, in bytes: elsewhere they need not sum in the same order.
+ALIGNMENT = 64
 
 
 class Weight(Protocol):
@@ -31,50 +39,61 @@ class Weight(Protocol):
 
 def linear(x: Tensor, weight: Weight) -> Tensor:
     """x [rows, in] times the transpose of weight [out, in]: [rows, out]."""
-    columns = [torch.stack([torch.mv(block, row) for row in x]) for block in weight.blocks()]
+    rows = _rows(x)
+    columns = [torch.stack([torch.mv(block, row) for row in rows]) for block in weight.blocks()]
     return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
     """The products over the last dimension [..., n], summed: [...]."""
-    rows = [torch.dot(x, y) for x, y in zip(a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1]), strict=True)]
-    return torch.stack(rows).reshape(a.shape[:-1])
+    left = _rows(a)
+    right = left if b is a else _rows(b)
+    return torch.stack([torch.dot(x, y) for x, y in zip(left, right, strict=True)]).reshape(a.shape[:-1])
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """x [..., n] over the root of its mean square, times weight [n] or [..., n] if there is one."""
-    normed = x * torch.rsqrt(dot(x, x) / x.shape[-1] + eps)[..., None]
+    """x [..., n] over the root of its mean square, times weight [n] or [..., n] if there is one.
+
+    `eps` is added to the mean square.
+    """
+    normed = x * (dot(x, x) / x.shape[-1] + eps).sqrt().reciprocal()[..., None]
     return normed if weight is None else normed * weight
 
 
 def l2_norm(x: Tensor, eps: float) -> Tensor:
-    """x [..., n] over the root of its sum of squares."""
-    return x * torch.rsqrt(dot(x, x) + eps)[..., None]
+    """x [..., n] over the root of its sum of squares, to which `eps` is added."""
+    return x * (dot(x, x) + eps).sqrt().reciprocal()[..., None]
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """x [..., n] less its mean, over its standard deviation, times weight [n], plus bias [n]."""
+    """x [..., n] less its mean, over its standard deviation, times weight [n], plus bias [n].
+
+    The variance is that of the values themselves (over n, not n - 1); `eps` is added to it.
+    """
     centred = x - (dot(x, torch.ones_like(x)) / x.shape[-1])[..., None]
     return rms_norm(centred, weight, eps) + bias
 
 
 def softmax(x: Tensor) -> Tensor:
     """Over the last dimension [..., n], for each row by itself."""
-    return torch.stack([torch.softmax(row, dim=-1) for row in x.reshape(-1, x.shape[-1])]).reshape(x.shape)
+    return by_row(lambda row: torch.softmax(row, dim=-1), x)
 
 
 def rope(x: Tensor, positions: Tensor, dims: int, base: float, factors: Tensor | None = None) -> Tensor:
     """Rotate the first `dims` values of x [rows, heads, n] by their rows' positions; pairs are half of `dims` apart.
 
     Frequency m is base^(-2m/dims) over factors[m]. `positions` is [rows], or [rows, dims/2] when each frequency has a
-    position of its own. Angles are computed in float64, since float32 loses places at far positions.
+    position of its own. Angles are computed in float64, since float32 loses places at far positions. ValueError unless
+    `dims` is even and no more than n. Source: GGML_ROPE_TYPE_NEOX of ggml.
     """
+    if dims % 2 or dims > x.shape[-1]:
+        raise ValueError(f"{dims} of {x.shape[-1]} values cannot be rotated in pairs")
     half = dims // 2
     frequencies = base ** (-2.0 * torch.arange(half, dtype=torch.float64, device=x.device) / dims)
     if factors is not None:
         frequencies = frequencies / factors[:half].double()
     angles = (positions.double() if positions.dim() > 1 else positions.double()[:, None]) * frequencies
-    cos, sin = angles.cos().to(x.dtype)[:, None], angles.sin().to(x.dtype)[:, None]
+    cos, sin = (by_row(function, angles).to(x.dtype)[:, None] for function in (torch.cos, torch.sin))
     first, second, rest = x[..., :half], x[..., half:dims], x[..., dims:]
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
@@ -85,24 +104,19 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     Query head h uses key head h // (heads / kv_heads).
     """
     heads, kv_heads = query.shape[0], keys.shape[1]
-    grouped = query.reshape(kv_heads, heads // kv_heads, -1)
+    grouped = _aligned(query).reshape(kv_heads, heads // kv_heads, -1)
     weights = torch.softmax(torch.bmm(grouped, keys.permute(1, 2, 0)) * scale, dim=-1)
     return torch.bmm(weights, values.transpose(0, 1)).reshape(heads, -1)
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + exp(-x)) of x [..., n], for each row by itself.
-
-    The vector form and the scalar form of torch differ in the last bit (seen with AVX-512), and which of them a value
-    gets depends on its place from the beginning of the tensor.
-    """
-    return torch.stack([torch.sigmoid(row.contiguous()) for row in x.reshape(-1, x.shape[-1])]).reshape(x.shape)
+    """1 / (1 + exp(-x)) of x [..., n], for each row by itself."""
+    return by_row(torch.sigmoid, x)
 
 
 def silu(x: Tensor) -> Tensor:
-    """x * sigmoid(x) of x [..., n], for each row by itself: see `sigmoid`."""
-    silu = torch.nn.functional.silu
-    return torch.stack([silu(row.contiguous()) for row in x.reshape(-1, x.shape[-1])]).reshape(x.shape)
+    """x * sigmoid(x) of x [..., n], for each row by itself."""
+    return by_row(torch.nn.functional.silu, x)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -110,8 +124,21 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return silu(gate) * up
 
 
+def exp(x: Tensor) -> Tensor:
+    """e to the power of x [..., n], for each row by itself."""
+    return by_row(torch.exp, x)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """ln(1 + e^x) of x [..., n], for each row by itself.
+
+    Above 50 it is x, to the last bit of either precision; torch's own threshold of 20 is too low for float64.
+    """
+    return by_row(lambda row: torch.nn.functional.softplus(row, threshold=50.0), x)
+
+
 def top(scores: Tensor, count: int) -> list[int]:
-    """Indices of the largest of scores [n]; of equal ones those of the lower indices."""
+    """Indices of the `count` largest of scores [n], ascending; of equal ones those of the lower indices."""
     return sorted(torch.argsort(scores, descending=True, stable=True)[:count].tolist())
 
 
@@ -135,6 +162,7 @@ def delta_step(
     The state decays by `decay` [heads, dk or 1] first; then it is corrected along key [heads, dk] towards
     value [heads, dv] by beta [heads], and read by query [heads, dk].
     """
+    query, key = _aligned(query), _aligned(key)
     state = decay[..., None] * state
     missed = beta[:, None] * (value - torch.bmm(key[:, None], state)[:, 0])
     state = state + key[..., None] * missed[:, None]
@@ -152,3 +180,24 @@ def mean_of(rows: Sequence[Tensor]) -> Tensor:
 def inverse_sqrt(n: int) -> float:
     """1/√n in double precision."""
     return 1.0 / math.sqrt(n)
+
+
+def by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A function of vectors [n] to [n], such as torch.tanh, for each row of x [..., n] by itself."""
+    return torch.stack([function(row) for row in _rows(x)]).reshape(x.shape)
+
+
+def _rows(x: Tensor) -> tuple[Tensor, ...]:
+    """The rows [n] of x [..., n], each without gaps and beginning where a vector should."""
+    n = x.shape[-1]
+    flat = x.reshape(-1, n)
+    if len(flat) == 1:
+        return (_aligned(flat[0]),)
+    step = ALIGNMENT // x.element_size()
+    padded = flat.new_empty((len(flat), -(-n // step) * step))[:, :n]
+    return padded.copy_(flat).unbind()
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """A copy without gaps, in memory of its own: torch has all of it begin where a vector should."""
+    return x.clone(memory_format=torch.contiguous_format)

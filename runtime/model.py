@@ -49,18 +49,20 @@ class Chunk:
         if self.positions is None:
             first = self.state.position + self.first - self.state.length
             return list(range(first, first + len(self)))
-        given = list(self.positions)
-        steps = zip([self.state.position - 1, *given], given, strict=False)
+        given, position = list(self.positions), self.state.position
+        # The first rows of an image's second part stand where the last ones of its first part do.
+        steps = zip([max(position - 1, 0), *given], given, strict=False)
         if len(given) != len(self) or any(later < earlier for earlier, later in steps):
-            message = f"positions {given} for {len(self)} rows from {self.state.position} on"
+            message = f"positions {given} for {len(self)} rows from {position} on"
             raise UsageError("positions", message, remedy="give one for each row, none before the one ahead of it")
-        if self.embeddings is None and given != list(range(given[0], given[0] + len(given))):
-            raise UsageError("positions", f"{given} are not consecutive, as those of text are")
+        is_text = self.embeddings is None and given
+        if is_text and given != list(range(max(given[0], position), given[-1] + 1)):
+            raise UsageError("positions", f"positions {given} of text are not consecutive, from {position} on or later")
         return given
 
     def advance(self) -> None:
         """Count the rows as part of the sequence."""
-        self.state.advance(len(self), self.places()[-1] + 1 if len(self) else None)
+        self.state.advance(self.places())
 
 
 class Trunk(Protocol):

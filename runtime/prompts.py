@@ -19,9 +19,14 @@ class Prompt:
 
 
 def read_prompts(path: Path, encode: Callable[[str], list[int]], vocab_size: int) -> list[Prompt]:
-    """The prompts of a file, blank lines left out; InputError names the line that is none."""
+    """The prompts of a file, blank lines left out; one without a name is named by the number of its line.
+
+    InputError for a file that cannot be read or holds none, and for a line that is no prompt, or has ids beyond
+    `vocab_size`; it names the line.
+    """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Other ends of lines than these may stand within a text.
+        lines = path.read_bytes().decode("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError("unreadable", f"cannot be read: {error}", subject=str(path)) from error
     prompts = list(_prompts(path, lines, encode, vocab_size))
@@ -36,16 +41,29 @@ def _prompts(path: Path, lines: list[str], encode: Callable[[str], list[int]], v
             continue
         try:
             told = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _bad(path, number, f"is not JSON: {error}") from error
         match told:
             case {"text": str(text), **rest} if "tokens" not in rest:
-                tokens = encode(text)
+                tokens = _encoded(path, number, text, encode)
             case {"tokens": [*given], **rest} if "text" not in rest and all(type(t) is int for t in given):
                 tokens = given
             case _:
                 raise _bad(path, number, 'is not {"name"?, "text" | "tokens"}')
-        yield Prompt(str(told.get("name", number)), checked(tokens, vocab_size, f"{path}, line {number}"))
+        name = told.get("name", str(number))
+        if not isinstance(name, str):
+            raise _bad(path, number, f"has a name that is no text: {name!r}")
+        yield Prompt(name, checked(tokens, vocab_size, f"{path}, line {number}"))
+
+
+def _encoded(path: Path, number: int, text: str, encode: Callable[[str], list[int]]) -> list[int]:
+    """The ids of a text; an error about the text names its line."""
+    try:
+        return encode(text)
+    except InputError as error:
+        if error.subject is None:
+            error.subject = f"{path}, line {number}"
+        raise
 
 
 def checked(tokens: list[int], vocab_size: int, subject: str) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +23,8 @@ class Session:
     """A sequence between two rounds.
 
     `last` was sampled and is in no state yet. `pending` [hidden width] is the trunk's hidden row of the token before,
-    which the heads take beside `last`; zeros before the first token.
+    which the heads take beside `last`; zeros before the first token. `tokens` are those that were read or said, -1 for
+    rows that are none. Without `drafting` the heads have fallen behind for good.
     """
 
     trunk: State
@@ -39,20 +40,29 @@ class Session:
         return Session(self.trunk.fork(), heads, self.pending, self.last, list(self.tokens), self.drafting)
 
     def save(self, path: Path, architecture: str) -> None:
-        """Write it to a file, with the name of the architecture, beside which it means nothing."""
+        """Write it to a file, with the name of the architecture, beside which it means nothing.
+
+        The file is complete or not there. InputError when it cannot be written.
+        """
         held = {f"trunk.{name}": tensor for name, tensor in self.trunk.tensors().items()}
         if self.heads is not None:
             held |= {f"heads.{name}": tensor for name, tensor in self.heads.tensors().items()}
         held["pending"] = self.pending.contiguous()
         held["tokens"] = torch.tensor(self.tokens, dtype=torch.int64)
         told = {"format": FORMAT, "architecture": architecture, "last": "" if self.last is None else str(self.last)}
+        told["drafting"] = "yes" if self.drafting else "no"
         partial = path.with_name(path.name + ".partial")
-        save_file(held, partial, told)
-        partial.replace(path)
+        try:
+            save_file(_apart(held), partial, told)
+            partial.replace(path)
+        except (OSError, SafetensorError) as error:
+            raise InputError("write-error", f"cannot be written: {error}", subject=str(path)) from error
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def open_session(trunk: Trunk, heads: Heads | None, rollback: int = ROLLBACK) -> Session:
-    """An empty sequence."""
+    """An empty sequence, of which so many rows can be taken back."""
     return Session(trunk.new_state(rollback), heads.new_state() if heads else None, no_hidden(trunk))
 
 
@@ -62,28 +72,65 @@ def no_hidden(trunk: Trunk) -> Tensor:
 
 
 def load_session(path: Path, trunk: Trunk, heads: Heads | None, rollback: int = ROLLBACK) -> Session:
-    """Read a session of the same model, which can take back so many rows; InputError when it is something else."""
-    try:
-        with safe_open(path, "pt", device=trunk.device) as file:
-            told = file.metadata() or {}
-            held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (OSError, SafetensorError) as error:
-        raise InputError("unreadable", f"cannot be read as a session: {error}", subject=str(path)) from error
+    """Read a session of the same model; heads that it was saved with may be left out.
+
+    InputError when it cannot be read, or is of something else. No more rows can be taken back than when it was saved.
+    """
+    held, told = _read(path)
     architecture = trunk.contents.architecture
     if told.get("format") != FORMAT or told.get("architecture") != architecture:
-        message = f"is no session of {architecture}: {told.get('format')}, {told.get('architecture')}"
+        message = f"is no session of {architecture}, of this version: {told.get('format')}, {told.get('architecture')}"
         raise InputError("other-session", message, subject=str(path))
+    if heads is not None and "heads.place" not in held:
+        remedy = "load it without a draft"
+        raise InputError("other-session", "was saved without draft heads", subject=str(path), remedy=remedy)
     session = open_session(trunk, heads, rollback)
     try:
         for state, prefix in ((session.trunk, "trunk."), (session.heads, "heads.")):
             if state is not None:
                 state.load_tensors({k.removeprefix(prefix): v for k, v in held.items() if k.startswith(prefix)})
-        session.pending, session.tokens = held["pending"], held["tokens"].tolist()
-    except (KeyError, RuntimeError) as error:
-        message = f"does not fit the model: {error}"
-        raise InputError("other-session", message, subject=str(path)) from error
-    session.last = int(told["last"]) if told["last"] else None
+        _fill(session, held, told, trunk.vocab_size)
+    except KeyError as error:
+        raise InputError("other-session", f"lacks {error} of this model", subject=str(path)) from error
+    except ValueError as error:
+        raise InputError("other-session", f"does not fit the model: {error}", subject=str(path)) from error
     return session
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a file, and what it tells of itself."""
+    try:
+        with safe_open(path, "pt") as file:
+            told = file.metadata() or {}
+            return {name: file.get_tensor(name) for name in file.keys()}, told  # noqa: SIM118 - not a mapping
+    except (OSError, SafetensorError) as error:
+        raise InputError("unreadable", f"cannot be read as a session: {error}", subject=str(path)) from error
+
+
+def _fill(session: Session, held: Mapping[str, Tensor], told: Mapping[str, str], vocab_size: int) -> None:
+    """Take over what lies between the states; KeyError and ValueError as `State.load_tensors` raises them."""
+    pending, tokens = held["pending"], held["tokens"]
+    if (pending.shape, pending.dtype) != (session.pending.shape, session.pending.dtype):
+        raise ValueError(f"pending is {pending.dtype} {list(pending.shape)}")
+    if tokens.dtype != torch.int64 or tokens.dim() != 1:
+        raise ValueError(f"tokens are {tokens.dtype} {list(tokens.shape)}")
+    session.pending, session.tokens = pending.to(session.pending.device), tokens.tolist()
+    session.last = int(told["last"]) if told["last"] else None
+    session.drafting = told["drafting"] == "yes"
+    sampled = () if session.last is None else (session.last,)
+    if any(token >= vocab_size for token in (*session.tokens, *sampled)) or min(sampled, default=0) < 0:
+        raise ValueError(f"it has tokens beyond the {vocab_size} of the vocabulary")
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, copied where one shares memory with another: the format has each of them by itself."""
+    seen: set[int] = set()
+    apart: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.clone() if memory in seen else tensor
+        seen.add(memory)
+    return apart
 
 
 def shifted(session: Session, hidden: Tensor) -> Tensor:

@@ -126,8 +126,9 @@ class Speculator:
         for session, prompt in zip(sessions, prompts, strict=True):
             unread: Sequence[Item] = session.tokens[session.trunk.length :]
             self._check_length(session, prompt)
-            del session.tokens[session.trunk.length :]
             waiting.append(list(segments([*unread, *prompt], self.options.ubatch)))
+        for session in sessions:
+            del session.tokens[session.trunk.length :]
         for step in range(max(map(len, waiting), default=0)):
             active = [place for place, parts in enumerate(waiting) if step < len(parts)]
             parts = [(sessions[place], waiting[place][step]) for place in active]
@@ -214,16 +215,17 @@ class Speculator:
             if session.drafting and session.heads and session.heads.length == session.trunk.length - len(part):
                 chunks.append(part.chunk(session.heads, shifted(session, rows)))
                 failing.append((session, run))
-        if chunks and self._tried([run for _, run in failing], lambda: _done(heads.catch_up, chunks)) is None:
+        runs = [run for _, run in failing]
+        if chunks and self._tried(runs, lambda: _done(heads.catch_up, chunks), "; no draft from here on") is None:
             for session, _ in failing:
                 session.drafting = False
 
-    def _tried(self, runs: Sequence[Run], work: Callable[[], T]) -> T | None:
+    def _tried(self, runs: Sequence[Run], work: Callable[[], T], then: str = "") -> T | None:
         """The result of what heads do; None after an error, which is counted in each of the runs."""
         try:
             return work()
         except Exception as error:
-            told = f"{type(error).__name__}: {error}"
+            told = f"{type(error).__name__}: {error}{then}"
             if self.options.strict:
                 remedy = "without --strict-draft the text goes on, and errors of heads are counted"
                 raise VerdictError("draft-error", f"a head failed: {told}", remedy=remedy) from error

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
+import sys
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,17 +15,19 @@ import torch
 from gguf import GGMLQuantizationType, quants
 from torch import Tensor
 
-from nextn.gguf_schema.contents import Contents, TensorInfo
+from nextn.gguf_schema.contents import ByteSource, Contents, LocalFile, TensorInfo
 from nextn.gguf_schema.errors import InputError
 from nextn.gguf_schema.nextn_generic import EMBEDDING, OUTPUT
 from nextn.gguf_schema.shards import GGUFFile
-from nextn.gguf_schema.types import TensorType
+from nextn.gguf_schema.types import TENSOR_TYPES, TensorType
 
 # Types that torch has: their bytes are used as they lie.
 PLAIN: dict[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # A matrix that is no larger than this when decoded is decoded once; of larger ones a block of rows at a time.
 DECODED_BYTES = 64 << 20
 BLOCK_BYTES = 8 << 20
+# Of Linux: no memory is set aside for pages that are written to. Python has no name for it yet.
+MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 
 
 class Matrix:
@@ -38,7 +42,10 @@ class Matrix:
         self._decoded: Tensor | None = None
 
     def __getitem__(self, index: int) -> Matrix:
-        """The matrix at a place of the first dimension, for example an expert's."""
+        """The matrix at a place of the first dimension, for example an expert's.
+
+        What is decoded of all of them together is kept; of those that are too large for that, nothing is.
+        """
         if self._decoded is None and self._fits:
             self._decoded = self._decode(self._data)
         part = Matrix(self.name, self.shape[1:], self._type, self._data[index], self._dtype)
@@ -47,8 +54,7 @@ class Matrix:
 
     @property
     def _fits(self) -> bool:
-        elements = int(np.prod(self.shape))
-        return elements * self._dtype.itemsize <= DECODED_BYTES
+        return prod(self.shape) * self._dtype.itemsize <= DECODED_BYTES
 
     def _decode(self, data: Tensor) -> Tensor:
         """Values of rows of bytes [..., row bytes]."""
@@ -59,7 +65,7 @@ class Matrix:
         return torch.from_numpy(values).to(data.device, self._dtype)
 
     def blocks(self) -> Iterator[Tensor]:
-        """The rows of a matrix [out, in], in blocks that are always the same."""
+        """The rows of a matrix [out, in], in blocks that are always the same: all of it when that is small."""
         if self._decoded is None and self._fits:
             self._decoded = self._decode(self._data)
         if self._decoded is not None:
@@ -70,7 +76,12 @@ class Matrix:
             yield self._decode(self._data[start : start + rows])
 
     def gather(self, rows: Sequence[int]) -> Tensor:
-        """Rows of a matrix [out, in] by their indices: [rows, in]. What is not asked for stays on the disk."""
+        """Rows of a matrix [out, in] by their indices: [rows, in]. What is not asked for stays on the disk.
+
+        IndexError for an index that is none.
+        """
+        if min(rows, default=0) < 0:
+            raise IndexError(f"{self.name} has no row {min(rows)}")
         return self._decode(self._data[torch.tensor(rows, dtype=torch.int64, device=self._data.device)])
 
 
@@ -89,8 +100,10 @@ class Weights:
         self.device = device
         self.lender = lender
         self.read: set[str] = set()
+        self._maps: dict[str, npt.NDArray[np.uint8]] = {}
 
     def __contains__(self, name: str) -> bool:
+        """Whether the files themselves have a tensor."""
         return name in self.contents.tensors
 
     def matrix(self, name: str) -> Matrix:
@@ -119,25 +132,36 @@ class Weights:
     def _bytes(self, tensor: TensorInfo, shape: tuple[int, ...]) -> Tensor:
         type_ = tensor.type
         if type_.name not in PLAIN and not _decodes(type_.name):
-            message = f"is {type_.name}, which cannot be decoded"
-            raise InputError("undecodable", message, subject=tensor.name, remedy="nextn retype FILE --outtype q8_0")
+            message = f"tensor {tensor.name!r} is {type_.name}, which cannot be decoded"
+            remedy = "convert the checkpoint to another type: nextn convert SOURCE --outtype q8_0"
+            raise InputError("undecodable", message, subject=self.contents.name, remedy=remedy)
         source, offset, nbytes = self.file.tensor_bytes(tensor.name)
-        mapped = _mapped(source.name)[offset : offset + nbytes]
+        if source.name not in self._maps:
+            self._maps[source.name] = _mapped(source)
+        mapped = self._maps[source.name][offset : offset + nbytes]
         data = torch.from_numpy(mapped.reshape(*shape[:-1], type_.row_bytes(shape[-1])))
         return data.to(self.device) if self.device != "cpu" else data
 
 
-@lru_cache(maxsize=64)
-def _mapped(path: str) -> npt.NDArray[np.uint8]:
-    """The bytes of a file, private to this process: torch wants memory that it could write to."""
-    mapped: npt.NDArray[Any] = np.memmap(Path(path), np.uint8, mode="c")
-    return mapped
+def _mapped(source: ByteSource) -> npt.NDArray[np.uint8]:
+    """The bytes of a file as memory of this process; InputError when it is not what was opened any more.
+
+    Nothing that is written to this memory reaches the file: torch has no tensors that cannot be written to.
+    """
+    try:
+        with Path(source.name).open("rb") as file:
+            flags, access = mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+            memory = mmap.mmap(file.fileno(), 0, flags=flags, prot=access)
+    except (OSError, ValueError) as error:
+        raise InputError("unreadable", f"cannot be mapped: {error}", subject=source.name) from error
+    if len(memory) != source.size or LocalFile(Path(source.name)).identity != source.identity:
+        raise InputError("changed", "was written anew since it was opened", subject=source.name)
+    return np.frombuffer(memory, np.uint8)
 
 
 @lru_cache(maxsize=64)
 def _decodes(name: str) -> bool:
-    from nextn.gguf_schema.types import TENSOR_TYPES
-
+    """Whether gguf-py can decode a type of this name."""
     type_ = TENSOR_TYPES.get(name)
     if type_ is None:
         return False

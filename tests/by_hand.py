@@ -25,8 +25,9 @@ class Hand:
     """What is different: names of tensors, matrices that are cut in two along their rows, other dimensions, keys.
 
     `b` in names stands for `blk.N.nextn` of the head. `tensors` are functions of a tensor's rows, whose result may be
-    of another of the `types`. Names of keys are without the architecture; `moved` gives keys other names, `behind` puts
-    new ones (U32) behind another.
+    of another of the `types`; `without` are beginnings of names. `renumbered` gives a block another number. Keys are
+    without the architecture; `moved` gives them other names, `behind` puts new ones (U32) behind another: there a name
+    after `=` is a key's whole name.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -38,6 +39,7 @@ class Hand:
     moved: Mapping[str, str] = field(default_factory=dict)
     behind: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     architecture: str | None = None
+    renumbered: tuple[int, int] | None = None
 
 
 def last(value: int) -> Callable[[list[int]], list[int]]:
@@ -105,7 +107,7 @@ def by_hand(source: Path, target: Path, hand: Hand) -> Path:
     _write_keys(writer, reader, hand)
     for tensor in reader.tensors:
         short, rows = tensor.name.replace(head, "b"), tensor.data
-        if short in hand.without:
+        if hand.without and (short.startswith(hand.without) or tensor.name.startswith(hand.without)):
             continue
         if short in hand.halves:
             parts = list(zip(hand.halves[short], np.split(rows, 2, axis=-1), strict=True))
@@ -113,6 +115,8 @@ def by_hand(source: Path, target: Path, hand: Hand) -> Path:
             parts = [(hand.names.get(short, short), hand.tensors.get(short, lambda same: same)(rows))]
         for name, part in parts:
             full = f"{head}{name[1:]}" if name.startswith("b.") else name
+            if hand.renumbered:
+                full = full.replace(f"blk.{hand.renumbered[0]}.", f"blk.{hand.renumbered[1]}.")
             type_ = gguf.GGMLQuantizationType[hand.types[short]] if short in hand.types else tensor.tensor_type
             writer.add_tensor(full, np.ascontiguousarray(part), raw_dtype=type_)
     writer.write_header_to_file()
@@ -123,8 +127,8 @@ def by_hand(source: Path, target: Path, hand: Hand) -> Path:
 
 
 def _write_keys(writer: gguf.GGUFWriter, reader: gguf.GGUFReader, hand: Hand) -> None:
-    old = f"{reader.fields['general.architecture'].contents()}."
-    new = f"{hand.architecture}." if hand.architecture else old
+    new = f"{writer.arch}."
+    old = f"{reader.fields['general.architecture'].contents()}." if "general.architecture" in reader.fields else new
     for key, held in reader.fields.items():
         if key.startswith("GGUF.") or key == "general.architecture":
             continue
@@ -133,8 +137,12 @@ def _write_keys(writer: gguf.GGUFWriter, reader: gguf.GGUFReader, hand: Hand) ->
             change = hand.keys[short]
             value = change(value) if callable(change) else change
         if value is not None:
-            full = new + hand.moved.get(short, short) if short != key or key in hand.moved else key
-            writer.add_key_value(full, value, held.types[0], held.types[-1] if len(held.types) > 1 else None)
+            name = _full(hand.moved.get(short, short if short != key or key in hand.moved else f"={key}"), new)
+            writer.add_key_value(name, value, held.types[0], held.types[-1] if len(held.types) > 1 else None)
         if short in hand.behind:
             name, number = hand.behind[short]
-            writer.add_uint32(new + name, number)
+            writer.add_uint32(_full(name, new), number)
+
+
+def _full(name: str, prefix: str) -> str:
+    return name[1:] if name.startswith("=") else prefix + name

@@ -6,16 +6,23 @@ Nothing is assumed of an architecture but what its loader asks of every head; th
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 
-from nextn.gguf_schema.architecture import block_of
+from nextn.gguf_schema.architecture import MAX_BLOCKS, block_of
 from nextn.gguf_schema.contents import Contents
 from nextn.gguf_schema.nextn_architectures import HEAD_TENSORS, NEXTN_ARCHITECTURES, WHOLE_HEAD_TENSORS
+from nextn.gguf_schema.nextn_generic import EMBEDDING, block_indices
+from nextn.gguf_schema.types import F32
 from nextn.validators.findings import Findings
 from nextn.validators.role import RoleReport
-from nextn.validators.wording import dims, in_words, loader_of
+from nextn.validators.wording import FORMATS, dims, in_words, loader_of
 
 # So many blocks must be alike before another one that lacks a single tensor of theirs is called incomplete.
 ALIKE = 3
+# So many where no other kind of block is there.
+UNIFORM = 2
+OUTPUT_NORM, QUERY = "output_norm.weight", "attn_q.weight"
+RECURRENT, INTERVAL = "attention.recurrent_layers", "full_attention_interval"
 FROM_SOURCE = "take it from the source: nextn convert"
 
 
@@ -35,8 +42,15 @@ def examine_blocks(contents: Contents, report: RoleReport, findings: Findings) -
         heads = {i: names for i, names in blocks.items() if i >= report.first_head}
         for i in sorted(heads):
             _examine_head(contents, i, report, findings)
+    trunk = {i: names for i, names in blocks.items() if i not in heads}
     _compare_heads(heads, findings)
-    _compare_alike({i: names for i, names in blocks.items() if i not in heads}, report.explained, findings)
+    if report.role and report.role.has_trunk and not known.whole:
+        _examine_outside(contents, findings)
+    if not _compare_uniform(trunk, report.explained, findings):
+        _compare_alike(trunk, report.explained, findings)
+    _compare_with_trunk(contents, heads, trunk, findings)
+    _examine_kinds(contents, heads, findings)
+    _examine_norms(contents, findings)
 
 
 def _by_block(contents: Contents) -> dict[int, frozenset[str]]:
@@ -66,6 +80,96 @@ def _examine_head(contents: Contents, block: int, report: RoleReport, findings: 
             if have != want:
                 message = f"has dimensions {dims(info.ne)}, want {dims(want)} (embedding_length {H})"
                 findings.error("tensor-shape", name, message, "convert it again", reason)
+
+
+def _examine_outside(contents: Contents, findings: Findings) -> None:
+    """What every trunk has outside of its blocks, whatever its architecture."""
+    width, embedding = contents.get("embedding_length"), contents.tensors.get(EMBEDDING)
+    reason = loader_of(contents.architecture)
+    if embedding is None:
+        message = "is missing: llama.cpp b11549 refuses the file"
+        findings.error("tensor-missing", EMBEDDING, message, FROM_SOURCE, reason)
+    elif width and isinstance(width.value, int) and embedding.ne[0] != width.value:
+        message = f"has dimensions {dims(embedding.ne)}, want rows of embedding_length {width.value}"
+        findings.error("tensor-shape", EMBEDDING, message, "convert it again", reason)
+    if OUTPUT_NORM not in contents.tensors:
+        message = "is missing: nearly every architecture has it, and llama.cpp b11549 then refuses the file"
+        findings.warn("tensor-missing", OUTPUT_NORM, message, FROM_SOURCE, reason)
+
+
+def _examine_norms(contents: Contents, findings: Findings) -> None:
+    """Gammas are multiplied with rows in F32, for which there is no operation in another type, and are as wide."""
+    width = contents.get("embedding_length")
+    for tensor in contents:
+        if width and tensor.name.endswith(".attn_norm.weight") and tensor.ne != (width.value,):
+            message = f"has dimensions {dims(tensor.ne)}, want [{width.value}] (embedding_length)"
+            findings.error("tensor-shape", tensor.name, message, "convert it again", loader_of(contents.architecture))
+        if len(tensor.ne) == 1 and tensor.name.endswith("_norm.weight") and tensor.type != F32 and tensor.type.known:
+            message = f"is {tensor.type.name}, want F32: llama.cpp aborts when it computes with it (unsupported types)"
+            remedy = f"nextn retype FILE -o OUT.gguf --tensor-type {tensor.name}=f32"
+            findings.error("tensor-type", tensor.name, message, remedy, loader_of(contents.architecture))
+
+
+def _examine_kinds(contents: Contents, heads: Iterable[int], findings: Findings) -> None:
+    """A head has attention: a key that tells which blocks are recurrent must not count it among them."""
+    value = contents.get(RECURRENT)
+    if value is None:
+        _examine_interval(contents, heads, findings)
+    if value is None or value.element is None:
+        return
+    items = value.items[:MAX_BLOCKS]
+    attention = [i for i in heads if i < len(items) and items[i] and f"blk.{i}.{QUERY}" in contents.tensors]
+    if attention:
+        message = f"says that {in_words(attention)} are recurrent, but they are heads, and their tensors attention's"
+        key, remedy = f"{contents.architecture}.{RECURRENT}", f"set the entries of {in_words(attention)} to false"
+        findings.error("layer-kinds", key, message, remedy, loader_of(contents.architecture))
+
+
+def _examine_interval(contents: Contents, heads: Iterable[int], findings: Findings) -> None:
+    """Builds that count a head as a block of the trunk take the kind of its layer from its number."""
+    value = contents.get(INTERVAL)
+    every = value.value if value and isinstance(value.value, int) else 0
+    wrong = [i for i in heads if every > 1 and (i + 1) % every and f"blk.{i}.{QUERY}" in contents.tensors]
+    if wrong and 0 in block_indices(contents):
+        message = (
+            f"is {every}: a build that does not know heads of {contents.architecture} takes {in_words(wrong)}, a head, "
+            f"for a recurrent layer, and stops: blk.{wrong[0]}.ssm_conv1d is missing. llama.cpp b11549 knows better"
+        )
+        remedy = "for old builds: nextn split FILE -o DIR --emit trunk"
+        findings.note("old-builds-misread", f"{contents.architecture}.{INTERVAL}", message, remedy, FORMATS)
+
+
+def _compare_uniform(blocks: dict[int, frozenset[str]], explained: frozenset[str], findings: Findings) -> bool:
+    """Whether all blocks of a trunk are alike but for one, which has less; a finding for each tensor that it lacks."""
+    kinds = Counter(blocks.values())
+    if len(kinds) != 2:
+        return False
+    (kind, number), (less, once) = kinds.most_common()
+    if once != 1 or number < UNIFORM or not less < kind:
+        return False
+    (block,) = (i for i, names in blocks.items() if names == less)
+    for name in sorted(kind - less):
+        if f"blk.{block}.{name}" not in explained:
+            message = f"is missing, but all {number} other blocks of the trunk have it"
+            findings.warn("block-incomplete", f"blk.{block}.{name}", message, FROM_SOURCE)
+    return True
+
+
+def _compare_with_trunk(
+    contents: Contents, heads: dict[int, frozenset[str]], trunk: dict[int, frozenset[str]], findings: Findings
+) -> None:
+    """A head whose block is one of the trunk's but for a single matrix."""
+    kinds = Counter(trunk.values())
+    for i, names in sorted(heads.items()):
+        block = frozenset(name for name in names if not name.startswith("nextn."))
+        lacking = {min(kind - block) for kind, n in kinds.items() if n > 1 and block < kind and len(kind - block) == 1}
+        if block in kinds or len(lacking) != 1:
+            continue
+        (name,) = lacking
+        like = next(j for j, held in trunk.items() if name in held and block < held)
+        if len(contents.tensors[f"blk.{like}.{name}"].ne) > 1:
+            message = f"is missing, but blk.{like} and others of the trunk, which are like it otherwise, have it"
+            findings.warn("block-incomplete", f"blk.{i}.{name}", message, FROM_SOURCE)
 
 
 def _compare_heads(heads: dict[int, frozenset[str]], findings: Findings) -> None:

@@ -21,11 +21,14 @@ from nextn.gguf_schema.shards import (
     GGUFFile,
     join_shards,
     missing_shards,
-    shard_paths,
+    shard_names,
+    shards_there,
 )
+from nextn.gguf_schema.types import ValueType
 from nextn.validators.findings import Finding, Findings, Severity
 from nextn.validators.loader_container import container_stop
 from nextn.validators.loader_keys import Outcome, Stop
+from nextn.validators.wording import typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -76,9 +79,11 @@ RULES: dict[str, Rule] = {
     "shard-number": Rule(ERROR, f"{_LOADER}: split.no is the file's place in the set"),
     "shard-count": Rule(ERROR, f"{_LOADER}: split.count is the number of files"),
     "shard-tensors": Rule(ERROR, f"{_LOADER}: split.tensors.count counts the tensors of all files"),
-    "shard-keys": Rule(ERROR, f"{_LOADER} opens the other files because of this key"),
+    "shard-keys": Rule(ERROR, f"{_LOADER} reads this key, and opens the other files because of it", _WRITE_AGAIN),
     "mixed-shards": Rule(ERROR, "one conversion writes all files of a set alike"),
 }
+
+SPLIT_TYPES = {SPLIT_NO: ValueType.UINT16, SPLIT_COUNT: ValueType.UINT16, SPLIT_TENSORS_COUNT: ValueType.INT32}
 
 # What shows that the files of a set are no model: there is nothing to be said of its tensors.
 NO_SET = frozenset({"shard-number", "shard-count", "shard-tensors", "duplicate-tensor"})
@@ -101,13 +106,17 @@ class Container:
 
 def examine_container(path: Path) -> Container:
     """The model that `path` belongs to, as far as it can be read; InputError when a header cannot be read."""
-    paths = shard_paths(path)
-    there = [shard for shard in paths if shard == path or shard.exists()]
-    return examine_sources([LocalFile(shard) for shard in there], paths, missing_shards(path, paths))
+    names = shard_names(path)
+    there = shards_there(path, names)
+    if path not in there:
+        there = [path]  # Who opens it says why it cannot be read.
+    folder = str(path).removesuffix(path.name)
+    paths = [folder + name for name in names]
+    return examine_sources([LocalFile(shard) for shard in there], paths, missing_shards(path, names, there))
 
 
 def examine_sources(
-    sources: Sequence[ByteSource], paths: Sequence[Path | str] = (), missing: InputError | None = None
+    sources: Sequence[ByteSource], paths: Sequence[str] = (), missing: InputError | None = None
 ) -> Container:
     """The model that the files of a set make; `paths` are those of the whole set, `missing` the error about the others.
 
@@ -125,8 +134,8 @@ def examine_sources(
     count = file.contents.keys.get(SPLIT_COUNT)
     incomplete = count is not None and isinstance(count.value, int) and count.value > len(headers)
     by_name = {header.source.name: header for header in headers}
-    there: list[Header | None] = [by_name.get(str(path)) for path in paths] if paths else [*headers]
-    names = [str(path) for path in paths] or [source.name for source in sources]
+    there: list[Header | None] = [by_name.get(path) for path in paths] if paths else [*headers]
+    names = paths or [source.name for source in sources]
     stop = container_stop(names, there)
     if stop is None and any(finding.rule == "mixed-shards" for finding in findings):
         stop = Stop(Outcome.WRONG, "the files are not of one set, which is not checked")
@@ -158,6 +167,7 @@ def _header_problems(header: Header) -> Iterator[InputError]:
         if not 1 <= length <= MAX_TENSOR_NAME:
             message = f"tensor {tensor.name[:80]!r}: a name of {length} bytes, want 1 to {MAX_TENSOR_NAME}"
             yield InputError("bad-name", message, subject=name)
+    yield from _split_types(header)
     unknown: dict[int, list[str]] = {}
     for tensor in header.described:
         if not tensor.type.known:
@@ -165,6 +175,18 @@ def _header_problems(header: Header) -> Iterator[InputError]:
     for id_, names in unknown.items():
         message = f"{counted(len(names), 'tensor')} of type {id_}, which is not known: {listed(names)}"
         yield InputError("unknown-type", message, subject=name)
+
+
+def _split_types(header: Header) -> Iterator[InputError]:
+    """Keys about splitting that the loader reads, and wants of one type."""
+    keys = header.contents.keys
+    count = keys.get(SPLIT_COUNT)
+    split = count is not None and isinstance(count.value, int) and count.value > 1
+    for key, type_ in SPLIT_TYPES.items() if split else ((SPLIT_COUNT, SPLIT_TYPES[SPLIT_COUNT]),):
+        value = keys.get(key)
+        if value and value.type is not type_:
+            message = f"key {key!r}: {typed(value)}, want {type_.name}"
+            yield InputError("shard-keys", message, subject=header.source.name)
 
 
 def _missing_split_keys(headers: Sequence[Header]) -> Iterator[InputError]:

@@ -6,12 +6,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nextn.gguf_schema.contents import Contents
+from nextn.gguf_schema.errors import InputError
 from nextn.gguf_schema.layouts import UPSTREAM, Layout, layout_of, naming_of, upstream_view
 from nextn.gguf_schema.nextn_generic import EMBEDDING, TARGET_EMBEDDING_SHA256, declared, flags_of
 from nextn.gguf_schema.reading import ARCHITECTURES
 from nextn.validators.container import examine_container
 from nextn.validators.estimate import LONGEST_DRAFT, Estimate, estimate, examine_context
-from nextn.validators.findings import Finding, Findings, Severity
+from nextn.validators.findings import Finding, Findings, Severity, folded
 from nextn.validators.forecast import Forecast, forecast
 from nextn.validators.layout import examine_layout
 from nextn.validators.metadata import examine_architecture, examine_metadata
@@ -20,7 +21,7 @@ from nextn.validators.pair import examine_embeddings, examine_pair, examine_targ
 from nextn.validators.role import RoleReport, assert_role, examine_role
 from nextn.validators.structural import examine_small
 from nextn.validators.tensors import examine_tensors
-from nextn.validators.verdicts import examine_all, examine_runtime, use_of
+from nextn.validators.verdicts import examine_forecast, examine_runtime, use_of
 from nextn.validators.wording import with_names
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def examine_contents(
     examine_metadata(view, report, findings)
     examine_tensors(view, report, findings)
     known = layout if naming is not None or contents.architecture in ARCHITECTURES else None
-    named = with_names(findings, {"FILE": contents.name})
+    named = with_names(folded(findings), {"FILE": contents.name})
     return Examined(files or ((contents.name, 0),), contents, known, report, named)
 
 
@@ -206,7 +207,7 @@ def judge(
         examine_context(model.contents, memory.context, found)
     everything = (*found, *(draft.findings if draft else ()), *pair)
     if model.role and not any(finding.severity is Severity.ERROR for finding in everything):
-        examine_all(rows, use, model.contents, other, about)
+        examine_forecast(rows, use, model.role.role, model.contents, other, about)
     return Report(
         replace(model, findings=with_names(found, {"FILE": model.contents.name})),
         draft,
@@ -236,9 +237,19 @@ def _examine_file(path: Path, *, deep: bool) -> Examined:
         from nextn.validators.payload import examine_payload
 
         examine_payload(file, payload)
+        _assert_unchanged(file)
     else:
         examine_small(file, payload)
     return replace(examined, findings=with_names(payload, {"FILE": str(path)}), file=file)
+
+
+def _assert_unchanged(file: GGUFFile) -> None:
+    """InputError when a file was written to since its header was read: the two do not belong together then."""
+    for header in file.headers:
+        if not header.source.is_unchanged:
+            message = "was changed while it was read: nothing is known of it"
+            remedy = "Validate it again when nothing writes to it."
+            raise InputError("source-changed", message, subject=header.source.name, remedy=remedy)
 
 
 def _compare_target(report: Report) -> Report:

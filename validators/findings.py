@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+
+from nextn.gguf_schema.errors import counted
 
 
 class Severity(StrEnum):
@@ -52,3 +56,29 @@ class Findings(list[Finding]):
     def note(self, rule: str, subject: str, message: str, remedy: str | None = None, reason: str | None = None) -> None:
         """Add something worth knowing."""
         self.append(Finding(Severity.NOTE, rule, subject, message, remedy, reason))
+
+
+# More findings of one rule and severity than this are told by the first of them and one about the others: a file that
+# is wrong throughout, or hostile, has thousands.
+MOST_OF_A_RULE, SHOWN_OF_A_RULE = 64, 16
+
+
+def folded(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings, those of one rule and severity as few as a reader can bear."""
+    findings = list(findings)
+    numbers = Counter((finding.rule, finding.severity) for finding in findings)
+    rest: dict[tuple[str, Severity], list[Finding]] = {key: [] for key, n in numbers.items() if n > MOST_OF_A_RULE}
+    seen: Counter[tuple[str, Severity]] = Counter()
+    kept = []
+    for finding in findings:
+        key = (finding.rule, finding.severity)
+        seen[key] += 1
+        if key in rest and seen[key] > SHOWN_OF_A_RULE:
+            rest[key].append(finding)
+        else:
+            kept.append(finding)
+    for more in rest.values():
+        first, last = more[0], more[-1]
+        message = f"{first.message}; and {counted(len(more) - 1, 'more finding')} like this, the last: {last.subject}"
+        kept.append(replace(first, message=message))
+    return kept

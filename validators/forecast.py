@@ -11,10 +11,11 @@ from nextn.gguf_schema.nextn_architectures import NEXTN_ARCHITECTURES
 from nextn.gguf_schema.nextn_generic import TOKENS, flags_of, head_blocks, role_of
 from nextn.validators import loader_container
 from nextn.validators.loader import Loaded, load
-from nextn.validators.loader_keys import Outcome, Stop, Values, read_keys, refuse
+from nextn.validators.loader_keys import Outcome, Stop, Values, read_general, read_keys, refuse
 from nextn.validators.loader_vocabulary import vocabulary_problem
 from nextn.validators.loaders import COMMON
 from nextn.validators.runtimes import NO_HEADS, RUNTIMES, Runtime, Use
+from nextn.validators.vocabularies import same_vocabulary
 
 if TYPE_CHECKING:
     from nextn.gguf_schema.contents import Contents
@@ -144,7 +145,7 @@ def _judge_by_common_rules(contents: Contents, use: Use) -> _Verdict | None:
     if contents.architecture in OTHER_COMMON_KEYS:
         return None
     values: Values = {}
-    stop = read_keys(contents, COMMON, values) or vocabulary_problem(contents)
+    stop = read_general(contents) or read_keys(contents, COMMON, values) or vocabulary_problem(contents)
     if stop:
         return _Verdict(stop, "src/llama-model.cpp, load_hparams")
     if not values["nextn_predict_layers"]:
@@ -186,7 +187,7 @@ def _row_width(loaded: Loaded) -> int:
 def _with_vocabulary(pair: _Verdict, contents: Contents, draft: Contents) -> _Verdict:
     """Drafting with a head never compares vocabularies."""
     tokens, others = contents.keys.get(TOKENS), draft.keys.get(TOKENS)
-    if pair.stop.outcome is not Outcome.LOADS or (tokens and others and tokens.items == others.items):
+    if pair.stop.outcome is not Outcome.LOADS or (tokens and others and same_vocabulary(tokens.items, others.items)):
         return pair
     text = "the vocabularies differ, which is not checked: token ids are used as they are"
     return _Verdict(Stop(Outcome.WRONG, text), "common/speculative.cpp")

@@ -14,7 +14,7 @@ from typing import Any
 from nextn.gguf_schema.architecture import Architecture, Hyperparameters, Rule, TensorSpec, Without
 from nextn.gguf_schema.contents import Contents
 from nextn.gguf_schema.nextn_generic import BLOCK_COUNT, EH_PROJ, NEXTN_PREDICT_LAYERS, TOKENS, block_indices
-from nextn.validators.loader_keys import Check, Read, Stop, Values, read_keys, refuse
+from nextn.validators.loader_keys import Check, Read, Stop, Values, read_general, read_keys, refuse
 from nextn.validators.loader_vocabulary import MODEL, WITHOUT_TOKENS, vocabulary_problem
 
 
@@ -95,8 +95,9 @@ class Loaded:
 def load(loader: Loader, contents: Contents, *, mtp: bool) -> Loaded | Stop:
     """Load a file, its heads too when `mtp`, or say where the loader stops."""
     values: Values = {}
-    if (stop := read_keys(contents, loader.reads, values)) or (stop := vocabulary_problem(contents)):
-        return stop
+    for stop in (read_general(contents), read_keys(contents, loader.reads, values), vocabulary_problem(contents)):
+        if stop:
+            return stop
     asking = _Asking(loader, contents, values, mtp)
     try:
         asking.run()

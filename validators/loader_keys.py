@@ -5,7 +5,7 @@ Source: src/llama-model-loader.cpp of llama.cpp b11549, as bundled with xllamacp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any
@@ -20,6 +20,7 @@ class Outcome(StrEnum):
 
     LOADS = "loads"
     WRONG = "loads silently wrong"
+    HANGS = "hangs"
     REFUSES = "refuses"
     ABORTS = "aborts"
     SEGFAULTS = "segfaults"
@@ -51,7 +52,8 @@ class Form(Enum):
 class Read:
     """A key that is read: its type and form, whether it must be there, what is assumed otherwise.
 
-    `default` may be a function of the values read so far. A key whose `when` does not hold is not looked at, and 0.
+    `default` may be a function of the values read so far. A key whose `when` does not hold, or beside the key `unless`,
+    is not looked at, and 0.
     """
 
     key: str
@@ -60,6 +62,7 @@ class Read:
     form: Form = Form.ONE
     default: Any = 0
     when: Callable[[Values], bool] = lambda _: True
+    unless: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,9 @@ class Check:
 
 
 _NAMES = {ValueType.FLOAT32: "f32", ValueType.BOOL: "bool", ValueType.STRING: "str", ValueType.ARRAY: "arr"}
+NAME = "general.name"
+# Keys that are read of every file, and their types; the name with the hyper-parameters.
+GENERAL = {"general.file_type": ValueType.UINT32, NAME: ValueType.STRING}
 _FLAGS = frozenset({ValueType.BOOL, ValueType.UINT32, ValueType.INT32})
 _ARRAYS = _FLAGS | {ValueType.UINT64, ValueType.FLOAT32, ValueType.STRING}
 
@@ -96,7 +102,7 @@ def read_keys(contents: Contents, steps: tuple[Read | Check, ...], values: Value
             if not step.holds(values):
                 text = step.message if isinstance(step.message, str) else step.message(values)
                 return _bad_key(text) if step.outcome is Outcome.REFUSES else Stop(step.outcome, text)
-        elif not step.when(values):
+        elif not step.when(values) or (step.unless and contents.get(step.unless) is not None):
             values[step.key] = () if step.form is Form.LIST else 0
         else:
             try:
@@ -132,7 +138,7 @@ def _read(contents: Contents, step: Read, values: Values) -> Any:
     return (value.value,) * counts[step.form] if step.form in counts else value.value
 
 
-def _array(key: str, value: Value | None, step: Read, values: Values) -> tuple[Any, ...]:
+def _array(key: str, value: Value | None, step: Read, values: Values) -> Sequence[Any]:
     if value is None or value.type is not ValueType.ARRAY:
         if value is not None and step.form is Form.LIST:
             raise ValueError(f"key {key} has wrong type {type_name(value.type)} but expected type arr")
@@ -140,7 +146,8 @@ def _array(key: str, value: Value | None, step: Read, values: Values) -> tuple[A
             raise ValueError(f"{'array ' if step.form is Form.FLAGS else ''}key not found in model: {key}")
         return ()
     if step.form is Form.LIST:
-        return _elements(key, value, step)
+        _check_elements(key, value, step)
+        return value.items  # However many there are: who looks at them decodes them.
     if len(value.items) > MAX_BLOCKS:
         raise ValueError(f"array length {len(value.items)} for key {key} exceeds max {MAX_BLOCKS}")
     found, blocks = _elements(key, value, step), int(values["block_count"])
@@ -148,9 +155,23 @@ def _array(key: str, value: Value | None, step: Read, values: Values) -> tuple[A
 
 
 def _elements(key: str, value: Value, step: Read) -> tuple[Any, ...]:
+    _check_elements(key, value, step)
+    return tuple(value.items)
+
+
+def _check_elements(key: str, value: Value, step: Read) -> None:
     assert value.element is not None  # noqa: S101  # an array has one
     if value.element not in _ARRAYS:
         raise ValueError(f"{key} is not a string/float32/uint32/int32/uint64 array")
     if value.element is not step.type and not (value.element in _FLAGS and step.type in _FLAGS):
         raise ValueError(f"{key} has wrong array element type {type_name(value.element)}")
-    return tuple(value.items)
+
+
+def read_general(contents: Contents) -> Stop | None:
+    """Where a key that says what the file is ends the loading, because of its type."""
+    for key, type_ in GENERAL.items():
+        value = contents.keys.get(key)
+        if value and value.type is not type_:
+            text = f"key {key} has wrong type {type_name(value.type)} but expected type {type_name(type_)}"
+            return _bad_key(text) if key == NAME else refuse(text)
+    return None

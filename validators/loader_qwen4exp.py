@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from nextn.gguf_schema.architecture import everywhere
@@ -12,11 +13,15 @@ from nextn.validators.loader_keys import Check, Form, Outcome, Read, Values
 from nextn.validators.loaders import COMMON, EACH, INDEXER_KEYS, QKV, RMS_EPSILON, weights
 
 I32, U64 = ValueType.INT32, ValueType.UINT64
+MAX_ROW = 2**31 - 1
+# How long n-grams may be, and how many hashes there may be of all of them.
+MAX_NGRAM, MAX_NGRAM_HEADS = 8, 64
 
 
-def positive(key: str) -> Check:
+def positive(key: str, when: Callable[[Values], bool] = lambda _: True) -> Check:
     """A number that must not be zero."""
-    return Check(lambda v: v[key] > 0, f"qwen4exp.{key} must be greater than zero, got 0", Outcome.REFUSES)
+    message = f"qwen4exp.{key} must be greater than zero, got 0"
+    return Check(lambda v: not when(v) or v[key] > 0, message, Outcome.REFUSES)
 
 
 def one_ratio(v: Values) -> bool:
@@ -53,8 +58,8 @@ def has_ngrams(v: Values) -> bool:
 
 
 def ngram_problem(v: Values) -> str:
-    """The complaint about the block that is to add n-gram embeddings."""
-    layer = v["ple.layers"][0]
+    """The complaint about the block that is to add n-gram embeddings, whose number is read as unsigned."""
+    layer = v["ple.layers"][0] % 2**32
     if layer >= v["block_count"]:
         return f"PLE layer {layer} is out of range"
     return f"PLE layer {layer} is not a linear attention layer"
@@ -63,7 +68,28 @@ def ngram_problem(v: Values) -> str:
 def ngrams_in_linear_block(v: Values) -> bool:
     """Whether n-gram embeddings are added where there is a state for their convolution."""
     kinds = v["attention.recurrent_layers"]
-    return all(layer < len(kinds) and kinds[layer] for layer in v["ple.layers"])
+    return all(0 <= layer < len(kinds) and kinds[layer] for layer in v["ple.layers"])
+
+
+def ngram_heads(v: Values) -> int:
+    """Hashes of all n-grams together, as the loader multiplies them."""
+    return int((v["ple.ngram_size"] - 1) * v["ple.heads_per_ngram"]) % 2**32
+
+
+def long_enough(key: str, want: Callable[[Values], int]) -> Check:
+    """An array of constants with an entry for each n-gram, or for each hash."""
+    return Check(
+        lambda v: not has_ngrams(v) or len(v[key]) >= want(v),
+        lambda v: f"qwen4exp.{key} has {len(v[key])} entries, but at least {want(v)} are required",
+        Outcome.REFUSES,
+    )
+
+
+def head_out_of_range(v: Values) -> int | None:
+    """The first hash whose rows do not fit the index of a row."""
+    heads = ngram_heads(v) if has_ngrams(v) else 0
+    ranges = zip(v["ple.head_offsets"][:heads], v["ple.head_vocab_sizes"][:heads], strict=False)
+    return next((i for i, (begin, size) in enumerate(ranges) if size == 0 or begin + size > MAX_ROW), None)
 
 
 def ngram_rows(h: Any, v: Values) -> tuple[int, ...]:
@@ -77,13 +103,27 @@ def ngram_rows(h: Any, v: Values) -> tuple[int, ...]:
     return h.embedding_length_per_layer_input, h.ple_table_rows or need
 
 
+def value_channels(h: Any) -> int:
+    """Values of the delta net, which the loader does not take from their key."""
+    return int(h.ssm_state_size * h.ssm_time_step_rank)
+
+
+def delta_channels(h: Any) -> int:
+    """Channels of the delta net's convolution."""
+    return int(2 * h.key_width) + value_channels(h)
+
+
 def gamma(h: Any, _: Values) -> tuple[int, ...]:
     """The scale of a norm over each residual stream."""
     return h.embedding_length, h.hyper_connection_count
 
 
+PLE_KEYS = (
+    *("ple.ngram_size", "ple.heads_per_ngram", "ple.conv_kernel", "ple.eos_token_id"),
+    "embedding_length_per_layer_input",
+)
 SSM_KEYS = ("ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "ssm.group_count")
-RATIOS = Read("attention.compress_ratios", I32, form=EACH)
+RATIOS = Read("attention.compress_ratios", form=EACH)
 RATIO_CHECKS = (
     Check(one_ratio, two_ratios, Outcome.REFUSES),
     Check(
@@ -127,16 +167,32 @@ LOAD_QWEN4EXP = Loader(
             lambda v: f"qwen4exp.ple.layers lists {len(v['ple.layers'])} layers, but only one PLE layer is supported",
             Outcome.REFUSES,
         ),
-        *(
-            Read(key, required=True, when=has_ngrams)
-            for key in ("ple.ngram_size", "ple.heads_per_ngram", "ple.conv_kernel", "ple.eos_token_id")
+        *(Read(key, required=True, when=has_ngrams) for key in PLE_KEYS),
+        Read("ple.image_token_id", when=has_ngrams),
+        *(positive(key, has_ngrams) for key in ("ple.conv_kernel", "embedding_length_per_layer_input")),
+        Check(
+            lambda v: not has_ngrams(v) or 2 <= v["ple.ngram_size"] <= MAX_NGRAM,
+            lambda v: f"PLE n-gram size {v['ple.ngram_size']} is out of range",
+            Outcome.REFUSES,
         ),
-        Read("embedding_length_per_layer_input", required=True, when=has_ngrams),
+        Check(
+            lambda v: not has_ngrams(v) or 1 <= ngram_heads(v) <= MAX_NGRAM_HEADS,
+            lambda v: f"PLE head count {ngram_heads(v)} is out of range",
+            Outcome.REFUSES,
+        ),
         *(
             Read(key, U64, required=True, form=Form.LIST, when=has_ngrams)
             for key in ("ple.layer_multipliers", "ple.head_offsets", "ple.head_vocab_sizes")
         ),
-        Read("full_attention_interval", default=4),
+        long_enough("ple.layer_multipliers", lambda v: int(v["ple.ngram_size"])),
+        long_enough("ple.head_offsets", ngram_heads),
+        long_enough("ple.head_vocab_sizes", ngram_heads),
+        Check(
+            lambda v: head_out_of_range(v) is None,
+            lambda v: f"PLE head {head_out_of_range(v)} range does not fit the int32 row index",
+            Outcome.REFUSES,
+        ),
+        Read("full_attention_interval", default=4, unless="attention.recurrent_layers"),
         Read("attention.recurrent_layers", form=EACH, default=recurrent_layers),
         Check(ngrams_in_linear_block, ngram_problem, Outcome.REFUSES),
     ),
@@ -162,5 +218,9 @@ LOAD_QWEN4EXP = Loader(
         **dict.fromkeys(GAMMAS, gamma),
         "per_layer_token_embd.weight": ngram_rows,
         "ffn_gate_inp_shexp.weight": lambda h, _: (h.embedding_length,),
+        "attn_qkv.weight": lambda h, _: (h.embedding_length, delta_channels(h)),
+        "attn_gate.weight": lambda h, _: (h.embedding_length, value_channels(h)),
+        "ssm_out.weight": lambda h, _: (value_channels(h), h.embedding_length),
+        "ssm_conv1d.weight": lambda h, _: (h.ssm_conv_kernel, delta_channels(h)),
     },
 )

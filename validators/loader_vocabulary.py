@@ -5,16 +5,37 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nextn.gguf_schema.nextn_generic import TOKENS
-from nextn.validators.loader_keys import refuse
+from nextn.gguf_schema.types import ValueType
+from nextn.validators.loader_keys import refuse, type_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from nextn.gguf_schema.contents import Contents
+    from nextn.gguf_schema.contents import Contents, Value
     from nextn.validators.loader_keys import Stop
 
 MODEL, PRE = "tokenizer.ggml.model", "tokenizer.ggml.pre"
-MERGES, TYPES = "tokenizer.ggml.merges", "tokenizer.ggml.token_type"
+MERGES, TYPES, SCORES = "tokenizer.ggml.merges", "tokenizer.ggml.token_type", "tokenizer.ggml.scores"
+
+# Types that the loader insists on: of keys before the tokens, of arrays, of keys behind the tokens, each in its order.
+FIRST = {MODEL: ValueType.STRING, PRE: ValueType.STRING, "tokenizer.ggml.token_type_count": ValueType.UINT32}
+ARRAYS: dict[str, tuple[ValueType, ...]] = {
+    TOKENS: (ValueType.STRING,),
+    SCORES: (ValueType.FLOAT32, ValueType.INT32),
+    TYPES: (ValueType.INT32,),
+    MERGES: (ValueType.STRING,),
+}
+_IDS = """
+bos eos eot eom unknown seperator padding mask fim_pre fim_suf fim_mid fim_pad fim_rep fim_sep prefix suffix middle
+"""
+_FLAGS = "add_space_prefix remove_extra_whitespaces add_bos_token add_eos_token add_sep_token"
+LAST = {
+    **{f"tokenizer.ggml.{name}_token_id": ValueType.UINT32 for name in _IDS.split()},
+    **{f"tokenizer.ggml.{name}": ValueType.BOOL for name in _FLAGS.split()},
+}
+
+# The pre-tokenizer that does without merges.
+WITHOUT_MERGES = "kimi-k2"
 
 # Models that have no tokens at all; models with merges; the others.
 WITHOUT_TOKENS = frozenset({"no_vocab", "none"})
@@ -46,19 +67,45 @@ def _problems(contents: Contents) -> Iterator[str]:
     if MODEL not in keys:
         yield f"key not found in model: {MODEL}"
         return
-    model = keys[MODEL].value
+    yield from _wrong_types(contents, FIRST)
+    model = short_text(keys[MODEL])
     if model in WITHOUT_TOKENS:
         return
-    pre = keys[PRE].value if PRE in keys else ""
+    pre = short_text(keys.get(PRE))
     if model in BYTE_PAIRS:
-        if MERGES not in keys and pre != "kimi-k2":
+        if MERGES not in keys and pre != WITHOUT_MERGES:
             yield "cannot find tokenizer merges in model file"
-        if pre and pre not in PRE_TOKENIZERS:
+        yield from _wrong_array(contents, MERGES)
+        if pre != "" and pre not in PRE_TOKENIZERS:
             yield f"unknown pre-tokenizer type: '{pre}'"
     elif model not in OTHER_MODELS:
         yield f"unknown tokenizer: '{model}'"
     if TOKENS not in keys:
         yield "cannot find tokenizer vocab in model file"
-    elif TYPES in keys and len(keys[TYPES].items) < len(keys[TOKENS].items):
+        return
+    for key in (TOKENS, SCORES, TYPES):
+        yield from _wrong_array(contents, key)
+    if TYPES in keys and len(keys[TYPES].items) < len(keys[TOKENS].items):
         counts = f"{len(keys[TYPES].items)} < {len(keys[TOKENS].items)}"
         yield f"Index out of array bounds for toktypes ({counts})"
+    yield from _wrong_types(contents, LAST)
+
+
+def _wrong_types(contents: Contents, types: Mapping[str, ValueType]) -> Iterator[str]:
+    for key, type_ in types.items():
+        value = contents.keys.get(key)
+        if value and value.type is not type_:
+            yield f"key {key} has wrong type {type_name(value.type)} but expected type {type_name(type_)}"
+
+
+def _wrong_array(contents: Contents, key: str) -> Iterator[str]:
+    value = contents.keys.get(key)
+    if value and value.element not in ARRAYS[key]:
+        yield f"invalid gguf type for {key}"
+
+
+def short_text(value: Value | None) -> str | None:
+    """A text, empty when it is not there; None for one so long that it is left in the file, and for what is no text."""
+    if value is None:
+        return ""
+    return value.value if isinstance(value.value, str) else None

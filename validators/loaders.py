@@ -40,6 +40,13 @@ def key_length(v: Values) -> int:
     return int(v["attention.key_length"]) if has_attention(v) else 0
 
 
+def no_groups(v: Values) -> bool:
+    """Whether experts are not chosen by groups."""
+    return bool(not v["expert_count"] or v["expert_group_count"] <= 1)
+
+
+MAX_EXPERTS = 1024  # LLAMA_MAX_EXPERTS
+
 # Read for every architecture.
 COMMON: tuple[Read | Check, ...] = (
     Read("context_length", required=True),
@@ -52,6 +59,7 @@ COMMON: tuple[Read | Check, ...] = (
     Read("nextn_predict_layers"),
     asserted(lambda v: v["nextn_predict_layers"] <= v["block_count"], "hparams.n_layer_nextn <= hparams.n_layer_all"),
     Read("expert_count"),
+    asserted(lambda v: v["expert_count"] <= MAX_EXPERTS, "hparams.n_expert <= LLAMA_MAX_EXPERTS"),
     Read("expert_used_count", form=EACH),
     Read("expert_group_count"),
     Read("expert_group_used_count"),
@@ -60,6 +68,15 @@ COMMON: tuple[Read | Check, ...] = (
     asserted(
         lambda v: not v["expert_count"] or v["expert_group_count"] < v["expert_count"],
         "hparams.n_expert_groups < hparams.n_expert",
+    ),
+    asserted(
+        lambda v: no_groups(v) or v["expert_count"] % v["expert_group_count"] == 0,
+        "hparams.n_expert % hparams.n_expert_groups == 0",
+    ),
+    asserted(lambda v: no_groups(v) or v["expert_group_used_count"] > 0, "hparams.n_group_used > 0"),
+    asserted(
+        lambda v: no_groups(v) or v["expert_group_used_count"] < v["expert_group_count"],
+        "hparams.n_group_used < hparams.n_expert_groups",
     ),
     Read("feed_forward_length", form=EACH),
     Read("attention.head_count", form=EACH),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from difflib import get_close_matches
 from typing import Any
 
 from nextn.gguf_schema.architecture import FILE_TYPE, MAX_BLOCKS, Architecture, Hyperparameters, Without
 from nextn.gguf_schema.contents import Contents, Value
+from nextn.gguf_schema.errors import listed
 from nextn.gguf_schema.nextn_architectures import (
     ARCHITECTURE_NAMES,
     COMMON_KEYS,
@@ -21,6 +23,8 @@ from nextn.gguf_schema.types import ValueType
 from nextn.validators.findings import Findings
 from nextn.validators.kinds import no_heads
 from nextn.validators.layout import TO_UPSTREAM
+from nextn.validators.limits import examine_limits
+from nextn.validators.loader_keys import GENERAL
 from nextn.validators.role import REPAIR, RoleReport
 from nextn.validators.tokenizer import examine_tokenizer
 from nextn.validators.traps import JUDGED_BY_TRAPS, examine_traps
@@ -44,14 +48,18 @@ def examine_metadata(contents: Contents, report: RoleReport, findings: Findings)
     if architecture_of_keys(contents) is not None:
         examine_tokenizer(contents, findings)
         return
+    _examine_general(contents, findings)
     misplaced = _examine_prefixes(contents, findings)
     _examine_ranges(contents, report.declared, misplaced, findings)
     _examine_arrays(contents, report.declared, report.shown, findings)
     architecture = ARCHITECTURES.get(name)
-    if architecture:
+    if architecture is None:
+        examine_limits(contents, None, findings)
+    else:
         h, problems = read_hyperparameters(architecture, contents)
         _examine_keys(architecture, contents, problems, misplaced, findings)
         _examine_sizes(contents, h, findings)
+        examine_limits(contents, h, findings)
         examine_traps(contents, h, report, findings)
     if name in NEXTN_ARCHITECTURES:
         _examine_experts(contents, findings)
@@ -87,6 +95,15 @@ def examine_architecture(contents: Contents, findings: Findings) -> bool:
         remedy = f"{tool} writes {meant!r}, and {meant}.* for the keys {name}.*"
     findings.error("architecture-spelling" if meant else "architecture-unknown", key, message, remedy, ARCHITECTURES_OF)
     return True
+
+
+def _examine_general(contents: Contents, findings: Findings) -> None:
+    """Keys that say what a file is, and that the loader wants of one type."""
+    for key, type_ in GENERAL.items():
+        value = contents.keys.get(key)
+        if value and value.type is not type_:
+            message = f"is {typed(value)}, want {type_.name}: llama.cpp b11549 refuses the file"
+            findings.error("key-type", key, message, "convert it again", READER)
 
 
 def architecture_of_keys(contents: Contents) -> str | None:
@@ -144,7 +161,10 @@ def _examine_arrays(contents: Contents, keys: Declared, shown: Declared | None, 
             continue
         trunk = f"(trunk {keys.trunk_blocks} + nextn {keys.heads})" if want == keys.block_count else "(the trunk alone)"
         message = f"length {have}, llama.cpp b11549 wants {want} {trunk}"
-        if rule.lenient and have > want:
+        if rule.lenient and have > MAX_BLOCKS:
+            message = f"length {have}, llama.cpp b11549 takes at most {MAX_BLOCKS}, and refuses the file"
+            findings.error("array-length", key, message, REPAIR, READER)
+        elif rule.lenient and have > want:
             findings.warn("array-length", key, f"{message} and ignores the rest", REPAIR, READER)
         elif rule.lenient:
             message += " and reads what is missing as 0, silently: other layers than the model's"
@@ -165,17 +185,19 @@ def _examine_prefixes(contents: Contents, findings: Findings) -> set[str]:
     known = set(COMMON_KEYS)
     if architecture := ARCHITECTURES.get(own):
         known |= {spec.name for spec in architecture.keys if spec is not FILE_TYPE}
+    parts = max(name.count(".") for name in known) + 1
     foreign: dict[str, list[str]] = defaultdict(list)
     for key in contents.keys:
         if key.startswith((f"{own}.", *OTHER_PREFIXES)):
             continue
-        prefix, dot, rest = key.partition(".")
-        while dot and rest not in known:
-            more, dot, rest = rest.partition(".")
-            prefix = f"{prefix}.{more}"
-        if dot:
-            foreign[prefix].append(rest)
+        # No known key has more parts than that: a hostile one has thousands.
+        prefix, *rest = key.rsplit(".", parts)
+        while rest and ".".join(rest) not in known:
+            prefix = f"{prefix}.{rest.pop(0)}"
+        if rest:
+            foreign[prefix].append(".".join(rest))
     misplaced: set[str] = set()
+    ordered = sorted(contents.keys)
     for prefix, names in foreign.items():
         subject = f"{prefix}.{names[0] if len(names) == 1 else '*'}"
         absent = [name for name in names if contents.get(name) is None]
@@ -184,8 +206,12 @@ def _examine_prefixes(contents: Contents, findings: Findings) -> set[str]:
         message = f"known key under an unknown prefix, did you mean {own}.{(absent or names)[0]} ({state})"
         if len(names) > 1:
             message += f"; so are {len(names) - 1} more, {len(absent)} of {len(names)} missing under {own}"
+        # Others under the prefix may be where they belong: those of the tokenizer are.
+        all_there = bisect_left(ordered, f"{prefix}/") - bisect_left(ordered, f"{prefix}.")
+        star = ["*"] if len(names) > 1 and all_there == len(names) else names
+        renames = listed(f"{prefix}.{name} to {own}.{name}" for name in star)
         add = findings.error if absent else findings.warn
-        add("foreign-prefix", subject, message, f"{REPAIR}, or rename {prefix}.* to {own}.*", READER)
+        add("foreign-prefix", subject, message, f"{REPAIR}, or rename {renames}", READER)
     return misplaced
 
 
@@ -211,21 +237,18 @@ def _examine_keys(
 
 
 def _examine_sizes(contents: Contents, h: Hyperparameters, findings: Findings) -> None:
-    """Sizes of zero."""
+    """Query heads of which there are none."""
     prefix = contents.architecture
     if no_heads(h):
         message = "says 0 for a block, and every block has query heads: llama.cpp b11549 refuses the shapes"
         findings.error("head-count", f"{prefix}.attention.head_count", message, FROM_SOURCE, loader_of(prefix))
-    if h.context_length == 0:
-        message = "is 0: llama.cpp b11549 makes no context unless its length is asked for"
-        findings.error("context-length", f"{prefix}.context_length", message, FROM_SOURCE, "src/llama-context.cpp")
 
 
 def _examine_experts(contents: Contents, findings: Findings) -> None:
     """Numbers of experts on which the loader asserts."""
     prefix = contents.architecture
     experts, used = _number(contents.get("expert_count")), contents.get("expert_used_count")
-    most = max((item for item in used.items if isinstance(item, int)), default=0) if used else 0
+    most = max((item for item in used.items[:MAX_BLOCKS] if isinstance(item, int)), default=0) if used else 0
     groups = _number(contents.get("expert_group_count"))
     by_tables = prefix in ARCHITECTURES  # Those report a missing key themselves.
     if experts and most == 0:

@@ -6,7 +6,7 @@ pair drafts nonsense without a word.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from nextn.gguf_schema.architecture import Role
 from nextn.gguf_schema.contents import Contents, Scalar, Value
@@ -24,9 +24,10 @@ from nextn.gguf_schema.nextn_generic import (
     role_of,
 )
 from nextn.gguf_schema.types import FILE_TYPES, TensorType
-from nextn.gguf_schema.values import StoredArray
+from nextn.validators.defaults import assumed
 from nextn.validators.findings import Findings
 from nextn.validators.other_files import other_file
+from nextn.validators.vocabularies import first_difference, only_padding, same_items
 from nextn.validators.wording import FORMATS, SIDECARS, dims, loader_of
 
 PRE, MODEL, TYPES = "tokenizer.ggml.pre", "tokenizer.ggml.model", "tokenizer.ggml.token_type"
@@ -131,14 +132,14 @@ def _examine_blocks(trunk: Contents, draft: Contents, findings: Findings) -> Non
 
 def _examine_vocabulary(trunk: Contents, draft: Contents, findings: Findings) -> None:
     ours, theirs = (contents.keys.get(TOKENS) for contents in (trunk, draft))
-    if ours and theirs and not _same(ours.items, theirs.items):
+    if ours and theirs and not same_items(ours.items, theirs.items):
         _examine_tokens(ours.items, theirs.items, draft, findings)
     elif bool(ours) != bool(theirs):
         message = f"{'has a' if theirs else 'has no'} vocabulary, the trunk {'has one' if ours else 'has none'}"
         findings.error("pair-vocabulary", draft.name, message, OTHER_HEAD, REASON)
     kinds = [contents.keys.get(TYPES) for contents in (trunk, draft)]
-    if kinds[0] and kinds[1] and not _same(kinds[0].items, kinds[1].items):
-        index = _first_difference(kinds[0].items, kinds[1].items)
+    if kinds[0] and kinds[1] and not same_items(kinds[0].items, kinds[1].items):
+        index = first_difference(kinds[0].items, kinds[1].items)
         if index < min(len(kinds[0].items), len(kinds[1].items)):
             message = f"token {index} is of type {kinds[1].items[index]}, in the trunk of type {kinds[0].items[index]}"
             findings.warn("pair-token-types", TYPES, message, OTHER_HEAD, REASON)
@@ -161,14 +162,13 @@ def _examine_special_tokens(trunk: Contents, draft: Contents, findings: Findings
 
 def _examine_tokens(ours: Sequence[Scalar], theirs: Sequence[Scalar], draft: Contents, findings: Findings) -> None:
     """Say where two token tables differ; one that is only filled up further is fine."""
-    index = _first_difference(ours, theirs)
+    index = first_difference(ours, theirs)
     if index < min(len(ours), len(theirs)):
         message = f"token {index} is {theirs[index]!r}, in the trunk {ours[index]!r}: ids mean other tokens"
         findings.error("pair-tokens", TOKENS, message, OTHER_HEAD, REASON)
         return
     message = f"has {len(theirs)} tokens, the trunk {len(ours)}"
-    longer = ours if len(ours) > len(theirs) else theirs
-    if all(str(token).startswith("[PAD") for token in longer[index:]):
+    if only_padding(ours, theirs, index):
         findings.note("pair-vocabulary-padded", draft.name, f"{message}: the rest is padding", None, REASON)
     else:
         findings.error(
@@ -179,15 +179,32 @@ def _examine_tokens(ours: Sequence[Scalar], theirs: Sequence[Scalar], draft: Con
 def _examine_keys(trunk: Contents, draft: Contents, findings: Findings) -> None:
     prefix = f"{trunk.architecture}."
     blocks, _ = blocks_of(trunk)
-    for key, theirs in draft.keys.items():
-        ours, name = trunk.keys.get(key), key.removeprefix(prefix)
-        if ours is None or not key.startswith(prefix) or name in _OWN_KEYS:
+    for key in dict.fromkeys((*draft.keys, *trunk.keys)):
+        theirs, ours, name = draft.keys.get(key), trunk.keys.get(key), key.removeprefix(prefix)
+        if not key.startswith(prefix) or name in _OWN_KEYS:
+            continue
+        if ours is None or theirs is None:
+            _examine_lone_key(trunk.architecture, name, ours, theirs, findings)
             continue
         difference = _difference(ours, theirs, blocks)
         if difference and name in _HARMLESS:
             findings.warn("pair-key-harmless", key, difference, OTHER_HEAD, REASON)
         elif difference:
             findings.error("pair-key", key, difference, OTHER_HEAD, loader_of(trunk.architecture))
+
+
+def _examine_lone_key(
+    architecture: str, name: str, ours: Value | None, theirs: Value | None, findings: Findings
+) -> None:
+    """A key that only one of the two has, where the other's loader then assumes another value."""
+    present = ours or theirs
+    default, matters = assumed(architecture, name)
+    if present is None or not matters or present.element is not None or present.value == default:
+        return
+    where, other = ("the trunk", "the head") if ours else ("the head", "the trunk")
+    takes = "nothing" if default is None else _shown(default)
+    message = f"is {_shown(present.value)} in {where} and missing in {other}, whose loader takes {takes}"
+    findings.error("pair-key", f"{architecture}.{name}", message, OTHER_HEAD, loader_of(architecture))
 
 
 def _difference(ours: Value, theirs: Value, blocks: int) -> str | None:
@@ -261,22 +278,6 @@ def _examine_length(draft: Contents, n_max: int, findings: Findings) -> None:
 
 def _is_special(key: str) -> bool:
     return key.startswith("tokenizer.ggml.") and (key.endswith("_token_id") or key.startswith("tokenizer.ggml.add_"))
-
-
-def _same(a: Sequence[Scalar], b: Sequence[Scalar]) -> bool:
-    """Whether two arrays are equal; those in files are compared as they are stored."""
-    if isinstance(a, StoredArray) and isinstance(b, StoredArray) and a.element is b.element:
-        return (a.length, a.nbytes) == (b.length, b.nbytes) and a.raw() == b.raw()
-    return tuple(a) == tuple(b)
-
-
-def _first_difference(a: Sequence[Scalar], b: Sequence[Scalar]) -> int:
-    """The first index at which two arrays differ: the length of the shorter one when it begins the other."""
-    return next(_differences(a, b), min(len(a), len(b)))
-
-
-def _differences(a: Sequence[Scalar], b: Sequence[Scalar]) -> Iterator[int]:
-    return (index for index, (one, other) in enumerate(zip(a, b, strict=False)) if one != other)
 
 
 def _number(contents: Contents, key: str) -> int | None:

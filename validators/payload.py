@@ -6,17 +6,15 @@ import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from math import ceil
 
-from nextn.gguf_schema.architecture import block_of
 from nextn.gguf_schema.contents import TensorInfo
 from nextn.gguf_schema.errors import counted, listed
-from nextn.gguf_schema.nextn_generic import EMBEDDING, OUTPUT, head_blocks
+from nextn.gguf_schema.nextn_generic import EMBEDDING, OUTPUT
 from nextn.gguf_schema.shards import GGUFFile
+from nextn.validators.copies import compared, copies, equal_blocks, equal_experts
 from nextn.validators.findings import Finding, Findings, Severity
 from nextn.validators.scan import Scan, scan, sha256
 from nextn.validators.structural import examine_small
-from nextn.validators.wording import FORMATS
 
 CHECK_TENSORS = "ggml_validate_row_data of llama.cpp b11549, its --check-tensors"
 _AGAIN = "download the file again, or convert it again from its source"
@@ -38,13 +36,16 @@ def examine_payload(
     """
     examine_small(file, findings)
     wanted = [tensor for tensor in file.contents if _is_there(file, tensor)]
-    compared = _compared(file, {tensor.name for tensor in wanted})
-    to_hash = {tensor.name for tensor in wanted} if hashes else {name for group in compared.values() for name in group}
+    groups = compared(file, {tensor.name for tensor in wanted})
+    grouped = {name for group in groups.values() for name in group}
+    to_hash = {tensor.name for tensor in wanted} if hashes else grouped
     with ThreadPoolExecutor(jobs or min(os.cpu_count() or 1, 8)) as pool:
         scans = list(pool.map(partial(_scan, file, to_hash), wanted))
     problems = [problem for tensor, result in zip(wanted, scans, strict=True) for problem in _judge(tensor, result)]
     digests = {t.name: result.sha256 for t, result in zip(wanted, scans, strict=True) if result.sha256}
-    _add(findings, [*problems, *_copies(file, compared, digests)])
+    distinct = [tensor for tensor, result in zip(wanted, scans, strict=True) if not result.all_zero]
+    equal = (*copies(file, groups, digests), *equal_blocks(file, distinct, grouped), *equal_experts(file, distinct))
+    _add(findings, [*problems, *equal])
     return digests if hashes else {}
 
 
@@ -85,50 +86,6 @@ def _judge(tensor: TensorInfo, found: Scan) -> Iterator[Finding]:
             f"the first is row {found.first_constant_row}"
         )
         yield Finding(severity, "constant-rows", tensor.name, message, _AGAIN, "a trained row is not constant")
-
-
-def _compared(file: GGUFFile, names: set[str]) -> dict[str, list[str]]:
-    """Tensors that should differ, in groups: outputs with heads' outputs, and what each head has of its own kind.
-
-    A group is named by what its members have in common.
-    """
-    groups: dict[str, list[str]] = {}
-    heads = head_blocks(file.contents)
-    for name in sorted(names):
-        block = block_of(name)
-        if block in heads and len(file.contents.tensors[name].ne) > 1:
-            groups.setdefault(name.removeprefix(f"blk.{block}."), []).append(name)
-    # What a head may bring along, and what it stands for; a file without an output uses the embedding.
-    output = OUTPUT if OUTPUT in names else EMBEDDING
-    for own, original in (("nextn.shared_head_head.weight", output), ("nextn.embed_tokens.weight", EMBEDDING)):
-        if own in groups and original in names:
-            groups[own].insert(0, original)
-    return {own: group for own, group in groups.items() if len(group) > 1}
-
-
-def _copies(file: GGUFFile, compared: dict[str, list[str]], digests: dict[str, str]) -> Iterator[Finding]:
-    """Which tensors that should differ have the same bytes."""
-    for own, group in compared.items():
-        by_digest: dict[str, list[str]] = {}
-        for name in group:
-            by_digest.setdefault(digests[name], []).append(name)
-        for first, *copies in by_digest.values():
-            if not copies:
-                continue
-            nbytes = sum(file.contents.tensors[name].nbytes for name in copies)
-            message = f"the same {file.contents.tensors[first].nbytes} bytes as in {listed(copies)}"
-            if own == "nextn.embed_tokens.weight":
-                remedy = f"the head needs no table of its own: leave it out to save {ceil(nbytes / 2**20)} MiB"
-                yield Finding(Severity.NOTE, "embedding-copied", first, message, remedy, FORMATS)
-            elif block_of(first) is None:
-                remedy = "if the checkpoint has an output for each head, convert it again: the trunk's took its place"
-                reason = "a head's own output that is lost costs nearly all acceptance"
-                yield Finding(Severity.WARNING, "head-output-copied", first, message, remedy, reason)
-            else:
-                remedy = "convert it again if the checkpoint has several heads; the same head twice drafts no better"
-                yield Finding(
-                    Severity.WARNING, "heads-equal", first, message, remedy, "each head is trained for its step"
-                )
 
 
 def _add(findings: Findings, problems: Iterable[Finding]) -> None:

@@ -14,6 +14,7 @@ from nextn.gguf_schema.nextn_generic import EH_PROJ, EMBEDDING, OUTPUT, block_in
 from nextn.gguf_schema.qwen4exp import Qwen4Exp
 from nextn.gguf_schema.step35 import Step35
 from nextn.gguf_schema.types import F32
+from nextn.validators.limits import Limit
 from nextn.validators.loader import Loaded, missing
 
 Predicate = Callable[[Loaded, bool], str | None]
@@ -212,7 +213,7 @@ def no_embedding(loaded: Loaded, _: bool) -> str | None:
 
 def no_ngrams(loaded: Loaded, _: bool) -> str | None:
     """The n-gram embeddings of a qwen4exp file."""
-    return None if loaded.values["ple.layers"] else "n-gram embeddings"
+    return None if loaded.values["ple.layers"] else "qwen4exp.ple.layers"
 
 
 def attention_dense(loaded: Loaded, head: bool) -> str | None:
@@ -220,6 +221,32 @@ def attention_dense(loaded: Loaded, head: bool) -> str | None:
     ratios, kinds = loaded.values["attention.compress_ratios"], loaded.values["attention.recurrent_layers"]
     computed = (i for i in blocks(loaded, head) if not kinds[i] and not ratios[i])
     return _first(f"blk.{i}" for i in computed if loaded.has(i, "indexer.q_proj.weight"))
+
+
+def limited(limit: Limit) -> Predicate:
+    """A predicate: a value that a key must not have, where a graph goes by it."""
+
+    def found(loaded: Loaded, head: bool) -> str | None:
+        if not limit.applies(loaded.contents.architecture):
+            return None
+        value = limit.found(loaded.contents, loaded.h, blocks(loaded, head))
+        return None if value is None else str(value)
+
+    return found
+
+
+def no_selection_to_share(loaded: Loaded, _: bool) -> str | None:
+    """A first latent block of a glm5-next file that is to share the selection of one before it."""
+    first = next((i for i in loaded.trunk if loaded.h.is_mla(i)), None)
+    return None if first is None or loaded.values["attention.indexer.types"][first] else f"blk.{first}"
+
+
+def no_rotation(loaded: Loaded, head: bool) -> str | None:
+    """No number of dimensions to rotate for a qwen4exp file: all of a key are then taken, more than an indexer has."""
+    if loaded.contents.get("rope.dimension_count") is not None:
+        return None
+    narrow = loaded.values["attention.indexer.key_length"] < loaded.values["attention.key_length"]
+    return "rope.dimension_count" if narrow and any(map(loaded.h.is_attention, blocks(loaded, head))) else None
 
 
 def indexer_unused(loaded: Loaded, _: bool) -> str | None:

@@ -16,6 +16,7 @@ MISSING, UNEXPECTED = "tensor-missing", "tensor-unexpected"
 def suggest_names(contents: Contents, shapes: Mapping[str, tuple[int, ...] | None], findings: Findings) -> None:
     """Ask in the remedies of such two findings whether it was renamed; `shapes` are those of the missing tensors."""
     blocks: defaultdict[tuple[str, int | None], list[Finding]] = defaultdict(list)
+    place = {id(finding): index for index, finding in enumerate(findings)}
     for finding in findings:
         if finding.rule in (MISSING, UNEXPECTED):
             blocks[finding.rule, block_of(finding.subject)].append(finding)
@@ -27,4 +28,4 @@ def suggest_names(contents: Contents, shapes: Mapping[str, tuple[int, ...] | Non
         if shapes.get(name) == contents.tensors[other].ne:
             remedy = f"renamed? {other} has the dimensions of {name}, which is missing: give it that name"
             for finding in (found[0], others[0]):
-                findings[findings.index(finding)] = replace(finding, remedy=remedy)
+                findings[place[id(finding)]] = replace(finding, remedy=remedy)

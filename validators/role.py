@@ -125,7 +125,10 @@ def assert_role(report: RoleReport | None, wanted: Role, subject: str, findings:
     """Add an error when a file is not of the role that the user asserts; one that is no model has no report."""
     if report is None or report.name != wanted:
         is_ = report.name or "no model: it has no blocks" if report else "no model"
-        remedy = f"nextn split FILE -o DIR --emit {wanted}" if report and report.role is Role.COMBINED else None
+        role = report.role if report else None
+        remedy = f"nextn split FILE -o DIR --emit {wanted}" if role is Role.COMBINED else None
+        if role and not role.has_trunk and wanted.has_trunk:
+            is_, remedy = f"{role}", "this is a draft head; give its trunk"
         findings.error("role-not-asserted", subject, f"is {is_}, want {wanted}", remedy, "asked for with --role")
 
 

@@ -12,6 +12,9 @@ from enum import StrEnum
 
 from nextn.gguf_schema.nextn_architectures import ARCHITECTURE_NAMES
 from nextn.validators import predicates as p
+from nextn.validators import tensor_types as types
+from nextn.validators.limits import LIMITS, says
+from nextn.validators.limits import SOURCE as LIMITS_SOURCE
 from nextn.validators.loader import Loader
 from nextn.validators.loader_keys import Outcome
 from nextn.validators.loader_qwen4exp import LOAD_QWEN4EXP, RATIO_CHECKS
@@ -28,7 +31,13 @@ class Use(StrEnum):
 
 MAIN, DRAFT = frozenset({Use.MAIN}), frozenset({Use.DRAFT})
 BOTH = MAIN | DRAFT
-LOADS, WRONG, REFUSES, ABORTS, SEGFAULTS = Outcome
+LOADS, WRONG, REFUSES, ABORTS, SEGFAULTS = (
+    Outcome.LOADS,
+    Outcome.WRONG,
+    Outcome.REFUSES,
+    Outcome.ABORTS,
+    Outcome.SEGFAULTS,
+)
 STEP35, QWEN4EXP, GLM5_NEXT = "step35", "qwen4exp", "glm5-next"
 
 # Where the rules are known from: files of llama.cpp b11549, and of other builds.
@@ -99,7 +108,21 @@ RULES: tuple[Rule, ...] = (
                  '"GLM5-Next MTP block is missing - load the model with MTP enabled"'), IN_GLM5_NEXT),
     Rule(GLM5_NEXT, MAIN, p.no_trunk_weight, SEGFAULTS, NO_TRUNK, IN_GLM5_NEXT),
     Rule(GLM5_NEXT, BOTH, p.latent_of_other_width, ABORTS, _assert("a->ne[0] == b->ne[0]"), IN_GLM5_NEXT),
-    # All families
+    Rule(GLM5_NEXT, MAIN, p.no_selection_to_share, ABORTS,
+         _assert('*prev_sel != nullptr && "shared indexer layer must follow a full indexer layer"'), IN_GLM5_NEXT),
+    # All families: when the graph is built and computed
+    Rule(None, BOTH, types.table_in(types.INTEGER_ROWS), ABORTS, "GGML_ASSERT(", GGML),
+    Rule(QWEN4EXP, BOTH, p.no_rotation, ABORTS, _assert("n_dims <= ne0"), GGML),
+    *(
+        Rule(limit.family, MAIN if limit.main else BOTH, p.limited(limit), limit.outcome, says(limit, "{found}"),
+             LIMITS_SOURCE)
+        for limit in LIMITS
+        if limit.outcome is not WRONG
+    ),
+    Rule(None, BOTH, types.table_in(types.NO_ROWS), ABORTS, "fatal error", GGML),
+    Rule(None, BOTH, types.matrix_without_product, SEGFAULTS,
+         "segmentation fault: {found}, a type without products", GGML),
+    Rule(QWEN4EXP, BOTH, types.convolution_not_f32, ABORTS, _assert("src1->nb[0] == sizeof(float)"), GGML),
     Rule(None, BOTH, p.norm_not_f32, ABORTS,
          "binary_op: unsupported types: dst: f32, src0: f32, src1: {found}", GGML),
     Rule(None, MAIN, p.trunk_taken_for_absent, WRONG,
@@ -107,6 +130,12 @@ RULES: tuple[Rule, ...] = (
     Rule(None, MAIN, p.trunk_block_taken_for_head, WRONG,
          "{found} counts as a head and is not run: nextn_predict_layers is too large", NEXTN_FLAGS),
     Rule(None, BOTH, p.tensor_missed, WRONG, MISSING, TABLES),
+    *(
+        Rule(limit.family, MAIN if limit.main else BOTH, p.limited(limit), WRONG, says(limit, "{found}"),
+             LIMITS_SOURCE)
+        for limit in LIMITS
+        if limit.outcome is WRONG
+    ),
     Rule(None, BOTH, p.key_missed, WRONG, "key {found} is missing: the default is another value",
          TABLES),
     Rule(STEP35, MAIN, p.no_rope_factors, WRONG,
@@ -116,8 +145,8 @@ RULES: tuple[Rule, ...] = (
     Rule(STEP35, DRAFT, p.window_of_other_kind, WRONG,
          "{found} has the number of heads of the other kind of attention", IN_STEP35),
     Rule(QWEN4EXP, BOTH, p.output_tied, WRONG, TIED, IN_QWEN4EXP),
-    Rule(QWEN4EXP, MAIN, p.no_ngrams, WRONG, "{found} are missing: the published model has them",
-         IN_QWEN4EXP),
+    Rule(QWEN4EXP, MAIN, p.no_ngrams, WRONG,
+         "{found} is missing: the published model has n-gram embeddings", IN_QWEN4EXP),
     Rule(QWEN4EXP, BOTH, p.attention_dense, WRONG, DENSE, IN_QWEN4EXP),
     Rule(GLM5_NEXT, MAIN, p.indexer_unused, WRONG,
          "{found} has an indexer that attention.indexer.types says to share", IN_GLM5_NEXT),

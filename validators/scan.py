@@ -79,6 +79,9 @@ FLOATS: dict[str, tuple[Float, ...]] = {
     "Q2_0": _half(0),
 }
 
+# Where the quants of a block begin, and the byte that two, or one, of them are zero in.
+ZERO_QUANTS: dict[str, tuple[int, int]] = {"Q8_0": (2, 0), "Q4_0": (2, 0x88)}
+
 
 @dataclass
 class Scan:
@@ -164,7 +167,16 @@ def _scan_values(result: Scan, type_: TensorType, data: Bytes, first_block: int)
             result.nans += int(np.count_nonzero(bad))
             if result.first_bad_block is None:
                 result.first_bad_block = first_block + int(np.argmax(bad))
-    result.all_zero = result.all_zero and (highest == 0 if known else not data.any())
+    zero = highest == 0 if known else not data.any()
+    result.all_zero = result.all_zero and (zero or _quants_are_zero(type_, data))
+
+
+def _quants_are_zero(type_: TensorType, data: Bytes) -> bool:
+    """Whether blocks hold nothing but zeros, whatever their scales are."""
+    if type_.name not in ZERO_QUANTS:
+        return False
+    begin, byte = ZERO_QUANTS[type_.name]
+    return bool((data.reshape(-1, type_.size)[:, begin:] == byte).all())
 
 
 def _scan_rows(result: Scan, type_: TensorType, rows: Bytes, first_row: int) -> None:

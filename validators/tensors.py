@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import Any
 
 from nextn.gguf_schema.architecture import Architecture, Hyperparameters, Role, TensorSpec, Without, block_of
-from nextn.gguf_schema.contents import Contents, TensorInfo
-from nextn.gguf_schema.errors import counted, listed
-from nextn.gguf_schema.layouts import UPSTREAM, layout_of
+from nextn.gguf_schema.contents import Contents
+from nextn.gguf_schema.layouts import UPSTREAM, layout_of, naming_of
+from nextn.gguf_schema.nextn_architectures import ARCHITECTURE_NAMES
 from nextn.gguf_schema.nextn_generic import EMBEDDING, OUTPUT, TIED_OUTPUT, is_tied
 from nextn.gguf_schema.reading import ARCHITECTURES, read_hyperparameters
-from nextn.gguf_schema.types import F32
 from nextn.validators.blocks import examine_blocks
 from nextn.validators.findings import Findings
 from nextn.validators.kinds import as_shown
 from nextn.validators.layout import TO_UPSTREAM
 from nextn.validators.renamed import suggest_names
 from nextn.validators.role import RoleReport
+from nextn.validators.shapes import Wanted, examine_product, examine_shape, examine_type, gather_shapes
 from nextn.validators.traps import NGRAM_TABLE
-from nextn.validators.wording import SIDECARS, dims, loader_of
+from nextn.validators.wording import SIDECARS, loader_of
 
-EIGHT_BITS = 8
-# More wrong shapes than this are told as one.
-MOST_SHAPES = 3
+OWN_OUTPUT = ".nextn.shared_head_head.weight"
+DENSE = ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight")
 READER = "src/llama-model-loader.cpp of llama.cpp b11549"
 
-# Matrices that upstream stores in F32, where another type computes but loses what the router or the indexer needs.
-PRECISE = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "indexer.proj.weight")
-# Tensors of more than one dimension that are added or convolved, for which there is no operation in other types.
-F32_ONLY = ("_norm.weight", "conv1d.weight", "conv1d_q.weight", "conv1d_k.weight", "conv1d_v.weight", "_ape.weight")
 
 # Tensors that loaders take in one piece: the joined tensor, its parts in order, joined along the second dimension.
 FUSED: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
@@ -47,19 +41,6 @@ COMPANIONS = (".scale", ".input_scale")
 UNUSED_IN_HEAD = {"qwen4exp": ("output_hc_norm.weight", "output_hc_down.weight", "output_hc_up.weight")}
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """A tensor that the tables want: its dimensions as far as the keys tell them, and its specification.
-
-    It is not `certain` when the keys do not tell whether the block has it.
-    """
-
-    name: str
-    ne: tuple[int, ...] | None
-    spec: TensorSpec
-    certain: bool = True
-
-
 def examine_tensors(contents: Contents, report: RoleReport, findings: Findings) -> None:
     """Add what is wrong with the tensors, by the tables of the three families, or by what heads have in common."""
     for tensor in contents:
@@ -68,6 +49,9 @@ def examine_tensors(contents: Contents, report: RoleReport, findings: Findings) 
                 f"rows of {tensor.ne[0]} cannot be {tensor.type.name}, which comes in blocks of {tensor.type.block}"
             )
             findings.error("tensor-rows", tensor.name, message, "nextn retype FILE -o OUT.gguf --outtype f16", READER)
+    if contents.architecture in ARCHITECTURE_NAMES:
+        for tensor in contents:
+            examine_product(tensor, findings)
     architecture = ARCHITECTURES.get(contents.architecture)
     if architecture is None:
         examine_blocks(contents, report, findings)
@@ -88,9 +72,9 @@ def _examine_family(
             if tensor.certain and tensor.name not in report.explained:
                 _missing(architecture, role, tensor, layout, findings, tied=is_tied(contents))
             continue
-        _examine_shape(architecture, tensor, info, findings)
-        _examine_type(architecture, tensor, info, findings)
-    _gather_shapes(findings)
+        examine_shape(architecture, tensor, info, findings)
+        examine_type(architecture, tensor, info, findings)
+    gather_shapes(findings)
     unnamed = {name: tensor.ne for name, tensor in wanted.items() if name not in contents.tensors}
     _unexpected(architecture, contents, report, layout, wanted, findings)
     suggest_names(contents, unnamed, findings)
@@ -167,65 +151,17 @@ def _missing(
         message = f"is not there, as {TIED_OUTPUT} says: llama.cpp b11549 takes {EMBEDDING} for it"
         findings.note("tensor-missing", tensor.name, message, None, loader_of(architecture.name))
         return
+    if tensor.name.endswith(OWN_OUTPUT) and without is Without.WRONG:
+        message = f"is missing: llama.cpp b11549 borrows the target's {OUTPUT} for it, and drafts of the head differ"
     if tensor.name == OUTPUT and without is Without.WRONG:
         message = f"is missing: llama.cpp b11549 silently takes {EMBEDDING} for it, right only for a tied model"
     remedy = "take it from the source (nextn convert) or from the file it was cut from"
     if not role.has_trunk and tensor.name in (EMBEDDING, OUTPUT):
         remedy = "nextn join TRUNK FILE --emit mtp -o OUT.gguf takes it from the trunk"
     elif layout != UPSTREAM:
-        remedy = f"the file is in the layout {layout}: {TO_UPSTREAM}"
+        remedy = _out_of(layout)
     add = findings.note if without is Without.TOLERATES else findings.error
     add("tensor-missing", tensor.name, message, remedy, loader_of(architecture.name))
-
-
-def _examine_shape(architecture: Architecture, tensor: Wanted, info: TensorInfo, findings: Findings) -> None:
-    if tensor.ne is None or info.ne == tensor.ne:
-        return
-    message = f"has dimensions {dims(info.ne)}, want {dims(tensor.ne)}"
-    elements = 1
-    for n in tensor.ne:
-        elements *= n
-    if _plain(info.ne) == _plain(tensor.ne) or (tensor.spec.reshape and info.elements == elements):
-        findings.note("tensor-reshaped", info.name, f"{message}: loaders take both", None, loader_of(architecture.name))
-        return
-    message += ": llama.cpp b11549 refuses the file ('has wrong shape')"
-    findings.error("tensor-shape", info.name, message, "convert it again", loader_of(architecture.name))
-
-
-def _gather_shapes(findings: Findings) -> None:
-    """Make one finding of many wrong shapes: one wrong key shows in the tensors of every block."""
-    wrong = [finding for finding in findings if finding.rule == "tensor-shape"]
-    if len(wrong) <= MOST_SHAPES:
-        return
-    first, *rest = wrong
-    more = f"and {counted(len(rest), 'more tensor')} with other dimensions: {listed(each.subject for each in rest)}"
-    remedy = f"one wrong key may be behind all of them; else {first.remedy}"
-    findings[findings.index(first)] = replace(first, message=f"{first.message}; {more}", remedy=remedy)
-    findings[:] = [finding for finding in findings if finding not in rest]
-
-
-def _plain(ne: tuple[int, ...]) -> tuple[int, ...]:
-    """Dimensions without ones at the end, which GGUF may leave out."""
-    while len(ne) > 1 and ne[-1] == 1:
-        ne = ne[:-1]
-    return ne
-
-
-def _examine_type(architecture: Architecture, tensor: Wanted, info: TensorInfo, findings: Findings) -> None:
-    spec, type_ = tensor.spec, info.type
-    if not type_.known or type_ == F32:
-        return
-    reason, remedy = loader_of(architecture.name), f"nextn retype FILE -o OUT.gguf --tensor-type {info.name}=f32"
-    if spec.f32 and (len(_plain(info.ne)) == 1 or info.name.endswith(F32_ONLY)) and not info.name.endswith(PRECISE):
-        message = f"is {type_.name}, want F32: llama.cpp aborts when it computes with it (unsupported types)"
-        findings.error("tensor-type", info.name, message, remedy, reason)
-    elif spec.f32 and info.name.endswith(PRECISE):
-        message = f"is {type_.name}, upstream stores it in F32: it computes, and picks other experts or blocks"
-        findings.warn("tensor-type", info.name, message, remedy, reason)
-    elif (spec.f32 or spec.eight_bits) and type_.bits < EIGHT_BITS:
-        message = f"is {type_.name}, which has {type_.bits:g} bits: below the 8 that a structural tensor needs"
-        remedy = f"nextn convert keeps it at Q8_0; quantize from the source with --tensor-type {info.name}=q8_0"
-        findings.warn("tensor-below-floor", info.name, message, remedy, "quantization policy of published files")
 
 
 def _unexpected(
@@ -259,11 +195,20 @@ def _unexpected(
             message = "is the trunk's: llama.cpp b11549 reads it and does not use it in a file of heads"
             findings.note("tensor-unexpected", name, message, "nextn split FILE -o DIR --emit mtp", reason)
         else:
-            message = f"is not a tensor of {_part(role)}: llama.cpp b11549 stops with 'wrong number of tensors'"
+            moe = local in DENSE and name.replace(local, "ffn_gate_inp.weight") in contents.tensors
+            why = ": this block is MoE, and has no dense network" if moe else ""
+            message = f"is not a tensor of {_part(role)}{why}: llama.cpp b11549 stops with 'wrong number of tensors'"
             remedy = "write the file without it"
             if layout != UPSTREAM:
-                remedy = f"the file is in the layout {layout}: {TO_UPSTREAM}"
+                remedy = _out_of(layout)
             findings.error("tensor-unexpected", name, message, remedy, reason)
+
+
+def _out_of(layout: str) -> str:
+    """How to make a file of upstream's layout of one in another, where that can be done."""
+    naming = naming_of(layout)
+    way = naming.closed[-1] if naming and naming.closed else TO_UPSTREAM
+    return f"the file is in the layout {layout}: {way}"
 
 
 def _is_optional_part(architecture: Architecture, contents: Contents, name: str) -> bool:

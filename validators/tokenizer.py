@@ -5,32 +5,34 @@ from __future__ import annotations
 from collections import Counter
 
 from nextn.gguf_schema.contents import Contents, Value
-from nextn.gguf_schema.errors import InputError
+from nextn.gguf_schema.errors import InputError, counted
 from nextn.gguf_schema.nextn_generic import EMBEDDING, TOKENS
 from nextn.gguf_schema.types import ValueType
 from nextn.validators.findings import Findings
 from nextn.validators.layout import TO_UPSTREAM
 from nextn.validators.loader_vocabulary import (
+    ARRAYS,
     BYTE_PAIRS,
+    LAST,
     MERGES,
     MODEL,
     OTHER_MODELS,
     PRE,
     PRE_TOKENIZERS,
+    SCORES,
+    TYPES,
+    WITHOUT_MERGES,
     WITHOUT_TOKENS,
+    short_text,
 )
 from nextn.validators.wording import typed
 
 VOCABULARY = "src/llama-vocab.cpp of llama.cpp b11549"
 
-# The pre-tokenizer that does without merges.
-WITHOUT_MERGES = "kimi-k2"
-
 # Arrays with an entry for each token, and the types that the loader takes.
-PER_TOKEN: dict[str, tuple[ValueType, ...]] = {
-    "tokenizer.ggml.token_type": (ValueType.INT32,),
-    "tokenizer.ggml.scores": (ValueType.FLOAT32, ValueType.INT32),
-}
+PER_TOKEN = (TYPES, SCORES)
+# Texts that are looked at: four times those of the largest vocabularies. Merges of which a look tells what they are.
+MOST_TEXTS, MERGES_SEEN = 1 << 20, 64
 MAX_SHOWN = 3
 FROM_SOURCE = "take it from the trunk, or from the source: nextn convert"
 UNKNOWN_TYPE = f"convert it again with nextn convert --pre TYPE, or, if a fork named the type, {TO_UPSTREAM}"
@@ -44,7 +46,7 @@ def examine_tokenizer(contents: Contents, findings: Findings) -> None:
         message = f"{state}: no loader reads the file without it"
         findings.error("tokenizer-missing", MODEL, message, FROM_SOURCE, VOCABULARY)
         return
-    if model.value in WITHOUT_TOKENS:
+    if short_text(model) in WITHOUT_TOKENS:
         _compare_size(contents, _declared_size(contents), f"{contents.architecture}.vocab_size", findings)
         return
     tokens = contents.keys.get(TOKENS)
@@ -59,9 +61,11 @@ def examine_tokenizer(contents: Contents, findings: Findings) -> None:
         message = f"is {declared}, but there are {count} tokens, which is what counts"
         findings.warn("vocabulary-size", f"{contents.architecture}.vocab_size", message, FROM_SOURCE, VOCABULARY)
     _examine_arrays(contents, count, findings)
-    _examine_merges(contents, str(model.value), findings)
+    _examine_merges(contents, short_text(model), findings)
+    _examine_types(contents, findings)
     _examine_ids(contents, count, findings)
-    _examine_texts(tokens, findings)
+    embedding = contents.tensors.get(EMBEDDING)
+    _examine_texts(tokens, embedding.ne[1] if embedding and len(embedding.ne) > 1 else None, findings)
 
 
 def _declared_size(contents: Contents) -> int | None:
@@ -79,8 +83,8 @@ def _compare_size(contents: Contents, count: int | None, subject: str, findings:
 
 
 def _examine_arrays(contents: Contents, count: int, findings: Findings) -> None:
-    for key, types in PER_TOKEN.items():
-        value = contents.keys.get(key)
+    for key in PER_TOKEN:
+        value, types = contents.keys.get(key), ARRAYS[key]
         if value is None:
             continue
         if value.element not in types:
@@ -91,38 +95,81 @@ def _examine_arrays(contents: Contents, count: int, findings: Findings) -> None:
             add("vocabulary-size", key, f"has {have} entries for {count} tokens", FROM_SOURCE, VOCABULARY)
 
 
-def _examine_merges(contents: Contents, model: str, findings: Findings) -> None:
-    pre, merges = contents.keys.get(PRE), contents.keys.get(MERGES)
+def _examine_merges(contents: Contents, model: str | None, findings: Findings) -> None:
     if model not in BYTE_PAIRS:
         if model not in OTHER_MODELS:
-            message = f"is {model!r}, which llama.cpp b11549 does not know"
+            message = f"is {typed(contents.keys[MODEL])}, which llama.cpp b11549 does not know"
             findings.error("tokenizer-unknown", MODEL, message, FROM_SOURCE, VOCABULARY)
+        elif MERGES in contents.keys:
+            message = f"is {model!r}, but there are merges, as only byte pairs have: texts are cut into other tokens"
+            findings.warn("tokenizer-contradicted", MODEL, message, FROM_SOURCE, VOCABULARY)
         return
-    if pre and pre.value not in PRE_TOKENIZERS:
-        message = f"is {pre.value!r}, which llama.cpp b11549 does not know: it refuses the file"
-        findings.error("tokenizer-unknown", PRE, message, UNKNOWN_TYPE, VOCABULARY)
-    if merges is None or not len(merges.items):
-        if pre is None or pre.value != WITHOUT_MERGES:
-            state = "is missing" if merges is None else "is empty"
-            message = f"{state}: llama.cpp b11549 stops with 'cannot find tokenizer merges in model file'"
+    pre = _examine_pre(contents, findings)
+    merges = contents.keys.get(MERGES)
+    if merges is None:
+        if pre != WITHOUT_MERGES:
+            message = "is missing: llama.cpp b11549 stops with 'cannot find tokenizer merges in model file'"
             findings.error("tokenizer-missing", MERGES, message, FROM_SOURCE, VOCABULARY)
     elif merges.element is not ValueType.STRING:
         findings.error("key-type", MERGES, f"is {typed(merges)}, want ARRAY[STRING]", FROM_SOURCE, VOCABULARY)
+    elif problem := "is empty" if not len(merges.items) else _no_pair(merges):
+        message = f"{problem}: llama.cpp b11549 loads it, and cuts texts into other tokens than the model knows"
+        findings.warn("tokenizer-merges", MERGES, message, FROM_SOURCE, VOCABULARY)
+
+
+def _examine_pre(contents: Contents, findings: Findings) -> str | None:
+    """The pre-tokenizer of byte pairs: empty when it is not said, None when it is no text."""
+    value, pre = contents.keys.get(PRE), short_text(contents.keys.get(PRE))
+    if value and value.type is not ValueType.STRING:
+        findings.error("key-type", PRE, f"is {typed(value)}, want STRING", FROM_SOURCE, VOCABULARY)
+    elif pre == "":
+        state = "is empty" if value else "is missing"
+        message = f"{state}: llama.cpp b11549 takes its default, and warns that output is worse"
+        findings.warn("tokenizer-pre-missing", PRE, message, UNKNOWN_TYPE, VOCABULARY)
+    elif value and pre not in PRE_TOKENIZERS:
+        message = f"is {repr(pre) if pre else typed(value)}, which llama.cpp b11549 does not know: it refuses the file"
+        findings.error("tokenizer-unknown", PRE, message, UNKNOWN_TYPE, VOCABULARY)
+    return pre
+
+
+def _no_pair(merges: Value) -> str:
+    """What shows that merges are none: a pair has a space between its parts. A sample is enough, and quick."""
+    if len(merges.items) > MOST_TEXTS:
+        return ""
+    try:
+        sample = merges.items[:MERGES_SEEN]
+    except InputError as error:
+        return error.message
+    bad = [str(merge) for merge in sample if " " not in str(merge)[1:]]
+    return f"{counted(len(bad), 'merge')} of the first {len(sample)}, as {bad[0]!r:.60}, have no space" if bad else ""
+
+
+def _examine_types(contents: Contents, findings: Findings) -> None:
+    """Keys of one value that the loader wants of one type; it looks at no others."""
+    for key, type_ in LAST.items():
+        value = contents.keys.get(key)
+        if value and value.type is not type_:
+            findings.error("key-type", key, f"is {typed(value)}, want {type_.name}", FROM_SOURCE, VOCABULARY)
 
 
 def _examine_ids(contents: Contents, count: int, findings: Findings) -> None:
     for key, value in contents.keys.items():
-        if not (key.startswith("tokenizer.ggml.") and key.endswith("_token_id")):
-            continue
-        if value.type is not ValueType.UINT32:
-            findings.error("key-type", key, f"is {typed(value)}, want UINT32", FROM_SOURCE, VOCABULARY)
-        elif isinstance(value.value, int) and value.value >= count:
-            message = f"is {value.value}, but ids end at {count - 1}: llama.cpp b11549 takes its default instead"
+        number = value.value
+        is_id = value.type is ValueType.UINT32 and LAST.get(key) is ValueType.UINT32
+        if is_id and isinstance(number, int) and number >= count:
+            message = f"is {number}, but ids end at {count - 1}: llama.cpp b11549 takes its default instead"
             findings.warn("special-id-range", key, message, FROM_SOURCE, VOCABULARY)
 
 
-def _examine_texts(tokens: Value, findings: Findings) -> None:
+def _examine_texts(tokens: Value, rows: int | None, findings: Findings) -> None:
     """Texts must be unique; the loader names empty ones by their index."""
+    count = len(tokens.items)
+    if count > MOST_TEXTS or (rows is not None and rows < count):
+        # What has more tokens than rows is refused for that; millions of texts take seconds, and no model has them.
+        if rows is None or rows >= count:
+            message = f"has {count} tokens, more than any model: whether each has a text of its own was not looked at"
+            findings.warn("vocabulary-text", TOKENS, message, FROM_SOURCE, VOCABULARY)
+        return
     try:
         texts = tuple(tokens.items)
     except InputError as error:

@@ -213,7 +213,8 @@ def qwen_ngrams(contents: Contents, h: Any, report: RoleReport, findings: Findin
 def _ngram_layer(contents: Contents, h: Any, layers: tuple[int, ...], report: RoleReport, findings: Findings) -> None:
     key, linear = _key(contents, "ple.layers"), h.attention_recurrent_layers or ()
     if len(layers) != 1:
-        message = f"lists {len(layers)} layers: llama.cpp b11549 knows one"
+        listed = contents.get("ple.layers")
+        message = f"lists {len(listed.items) if listed else 0} layers: llama.cpp b11549 knows one"
         findings.error("ngram-layers", key, message, AGAIN, QWEN4EXP)
         return
     layer = layers[0]

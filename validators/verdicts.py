@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from nextn.gguf_schema.architecture import Role
 from nextn.gguf_schema.nextn_generic import role_of
+from nextn.validators.findings import Severity
 from nextn.validators.loader_keys import Outcome
-from nextn.validators.runtimes import Use
+from nextn.validators.runtimes import BUNDLED, Use
 from nextn.validators.wording import BUILDS
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from nextn.validators.forecast import Forecast
     from nextn.validators.role import RoleReport
 
-FAILS = (Outcome.REFUSES, Outcome.ABORTS, Outcome.SEGFAULTS)
+FAILS = (Outcome.REFUSES, Outcome.ABORTS, Outcome.SEGFAULTS, Outcome.HANGS)
 
 
 def use_of(role: RoleReport | None, draft: Contents | None) -> Use:
@@ -50,7 +51,37 @@ def examine_runtime(
         findings.error("forecast-unknown", subject, message, "load it there, or ask for another build", BUILDS)
 
 
-def examine_all(
+def examine_forecast(
+    rows: Sequence[Forecast], use: Use, role: Role | None, model: Contents, draft: Contents | None, findings: Findings
+) -> None:
+    """What becomes of a file that is well-formed: an error where b11549 does badly with it, a note where all do."""
+    if not _examine_bundled(rows, use, role, model, draft, findings):
+        _examine_all(rows, use, model, draft, findings)
+
+
+def _examine_bundled(
+    rows: Sequence[Forecast], use: Use, role: Role | None, model: Contents, draft: Contents | None, findings: Findings
+) -> bool:
+    """Whether b11549 does badly with a file, or pair, in which no rule found anything wrong; that is then an error.
+
+    A file with a trunk must load as a model; one without, as a draft. A shared sidecar loads nowhere, by its nature.
+    """
+    shared = Role.MTP_SHARED in (role, role_of(draft) if draft else None)
+    uses = (Use.MAIN, Use.DRAFT) if role is Role.COMBINED and use is Use.MAIN else (use,)
+    found = [row for row in rows if row.runtime == BUNDLED.name and row.as_ in uses]
+    bad = [row for row in found if row.outcome is not Outcome.LOADS]
+    if shared or not bad or not (len(bad) == len(uses) or (bad[0].as_ is use and bad[0].outcome in FAILS)):
+        return False
+    row = bad[0]
+    told = any(finding.severity is not Severity.NOTE and finding.subject in row.message for finding in findings)
+    if row.outcome is Outcome.WRONG and told:
+        return False  # A rule found it, and says whether it is surely wrong.
+    message = f"llama.cpp b11549 {row.outcome}, as {row.as_}: {row.message}"
+    findings.error("does-not-load", (draft or model).name, message, "convert it again", row.source)
+    return True
+
+
+def _examine_all(
     rows: Sequence[Forecast], use: Use, model: Contents, draft: Contents | None, findings: Findings
 ) -> None:
     """A note when no listed build loads a file in which nothing is wrong: the forecast decides, not the verdict."""

@@ -61,7 +61,8 @@ def _render(shown: Demonstration, *, kept: bool) -> None:
     console.print("\n[bold]2. The model continues prompts, and the head drafts for it[/]")
     build = shown.llama_cpp_version.rsplit(".")[-1]
     longest = max(run.n_max for run in shown.runs)
-    console.print(f"Real llama.cpp b{build}, greedy; up to {longest} tokens in a draft; {PROMPT_END} ends the prompt.")
+    console.print(f"Real llama.cpp b{build} and the reference runtime, greedy; up to {longest} tokens in a draft;")
+    console.print(f"{PROMPT_END} ends the prompt.")
     _print_texts(console, shown)
     console.print(_runs(shown))
     for run in shown.runs:
@@ -75,7 +76,9 @@ def _render(shown: Demonstration, *, kept: bool) -> None:
     console.print(
         "It wants token_embd.weight in every file, and the shared sidecar leaves that to the trunk: it is for"
     )
-    console.print("runtimes that take the embeddings from there. With llama.cpp, use the mtp file.")
+    console.print(
+        "runtimes that take the embeddings from there, as the reference runtime does. With llama.cpp, use the mtp file."
+    )
     console.print()
     for name, holds in shown.checks.items():
         console.print(f"[green]ok[/]      {name}" if holds else f"[bold red]FAILED[/]  {name}")
@@ -102,13 +105,13 @@ def _print_texts(console: Console, shown: Demonstration) -> None:
 
 def _runs(shown: Demonstration) -> Table:
     numbers = ("tokens", "drafted", "accepted")
-    table = _table("files", "drafting", *numbers, "same tokens", right=numbers)
+    table = _table("engine", "files", "drafting", *numbers, "same tokens", right=numbers)
     for run in shown.runs:
         tokens = sum(len(each.tokens) for each in run.outcome.continuations)
         rate = f" ({run.accepted / run.drafted:.0%})" if run.drafted else ""
         counts = (str(run.drafted), f"{run.accepted}{rate}") if run.n_max else ("", "")
         same = "reference" if run is shown.runs[0] else "yes" if run.identical else "[bold red]NO[/]"
-        table.add_row(run.files, "yes" if run.n_max else "no", str(tokens), *counts, same)
+        table.add_row(run.engine, run.files, "yes" if run.n_max else "no", str(tokens), *counts, same)
     return table
 
 

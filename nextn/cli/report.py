@@ -31,13 +31,16 @@ class ReaderGone(Exception):  # noqa: N818 - an end that the user chose, as with
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Print a line; ReaderGone when the other end is closed."""
+    """Print a line; ReaderGone when the other end is closed, InputError when nothing can be written there."""
     try:
         click.echo(text, err=err)
-    except BrokenPipeError as error:
+    except OSError as error:
         # What is still buffered must go somewhere, or the interpreter complains about it when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), (sys.stderr if err else sys.stdout).fileno())
-        raise ReaderGone from error
+        if isinstance(error, BrokenPipeError):
+            raise ReaderGone from error
+        message = f"cannot be written: {error.strerror}"
+        raise InputError("output", message, subject="stderr" if err else "stdout") from error
 
 
 def print_anything() -> None:
@@ -136,7 +139,8 @@ def exit_status_of(error: BaseException, arguments: list[str]) -> int:
     """Print an error and give its exit status; with --json the error is also one object on stdout."""
     if isinstance(error, ReaderGone):
         return READER_GONE
-    with suppress(ReaderGone):
+    # Where errors cannot be printed, the status says it alone.
+    with suppress(ReaderGone, InputError):
         if "--debug" in arguments:
             echo("".join(traceback.format_exception(error)).rstrip(), err=True)
         if isinstance(error, (KeyboardInterrupt, click.exceptions.Abort)):

@@ -1,4 +1,7 @@
-"""The main job on the bundled tiny checkpoint: convert it, draft with the result in llama.cpp, compare the tokens."""
+"""The main job on the bundled tiny checkpoint: convert it, draft with the result in llama.cpp, compare the tokens.
+
+The reference runtime does the same, also with the shared sidecar, and has to say the same.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from nextn.gguf_schema.architecture import Role
 from nextn.runtime.engines import llama_cpp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 CHECKPOINT = "step35-tiny"
@@ -22,6 +25,18 @@ PROMPTS = (
 )
 N_PREDICT = 48  # tokens
 N_MAX = 3  # the checkpoint has three chained heads
+LLAMA_CPP, REFERENCE = "llama-cpp", "reference"
+# Engine, model, draft, tokens of a draft.
+RUNS: tuple[tuple[str, Role, Role | None, int], ...] = (
+    (LLAMA_CPP, Role.COMBINED, None, 0),
+    (LLAMA_CPP, Role.TRUNK, None, 0),
+    (LLAMA_CPP, Role.COMBINED, None, N_MAX),
+    (LLAMA_CPP, Role.TRUNK, Role.MTP, N_MAX),
+    (REFERENCE, Role.COMBINED, None, 0),
+    (REFERENCE, Role.COMBINED, None, N_MAX),
+    (REFERENCE, Role.TRUNK, Role.MTP, N_MAX),
+    (REFERENCE, Role.TRUNK, Role.MTP_SHARED, N_MAX),
+)
 REFUSAL = "check_tensor_dims: tensor 'token_embd.weight' not found"
 
 
@@ -35,8 +50,9 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Run:
-    """All prompts on one choice of files; `n_max` 0 is without drafting."""
+    """All prompts on one choice of files by one engine; `n_max` 0 is without drafting."""
 
+    engine: str
     model: Role
     draft: Role | None
     n_max: int
@@ -79,7 +95,7 @@ class Demonstration:
             "every run finished": all(run.outcome.ok for run in self.runs),
             "all runs gave the same tokens": all(run.identical for run in self.runs),
             "drafts were accepted": all(run.accepted for run in drafting),
-            "combined and trunk + mtp accept the same": len({(run.drafted, run.accepted) for run in drafting}) == 1,
+            "every pair of files accepts the same": len({(run.drafted, run.accepted) for run in drafting}) == 1,
             "llama.cpp refuses the shared sidecar": self.refusal.status == "error" and REFUSAL in self.refusal.message,
         }
 
@@ -117,26 +133,46 @@ def demonstrate(
         prompts, decode = _tokenizer(checkpoint)
     paths = {output.role: output.path for output in conversion.outputs}
     runs: list[Run] = []
-    for model, draft, n_max in (
-        (Role.COMBINED, None, 0),
-        (Role.TRUNK, None, 0),
-        (Role.COMBINED, None, N_MAX),
-        (Role.TRUNK, Role.MTP, N_MAX),
-    ):
-        note(f"generating with {model}{f' + {draft}' if draft else ''}, {'drafting' if n_max else 'not drafting'}")
-        outcome = llama_cpp.run(
-            paths[model],
-            [prompt.ids for prompt in prompts],
-            draft=paths[draft] if draft else None,
-            n_max=n_max,
-            n_predict=N_PREDICT,
-        )
+    ids = [prompt.ids for prompt in prompts]
+    for engine, model, draft, n_max in RUNS:
+        files_ = f"{model}{f' + {draft}' if draft else ''}"
+        note(f"{engine}: generating with {files_}, {'drafting' if n_max else 'not drafting'}")
+        outcome = _ENGINES[engine](paths[model], ids, paths[draft] if draft else None, n_max)
         tokens = [each.tokens for each in outcome.continuations]
         expected = [each.tokens for each in runs[0].outcome.continuations] if runs else tokens
         texts = tuple(decode(each) for each in tokens)
-        runs.append(Run(model, draft, n_max, outcome, texts, outcome.ok and tokens == expected))
+        runs.append(Run(engine, model, draft, n_max, outcome, texts, outcome.ok and tokens == expected))
     refusal = llama_cpp.load(paths[Role.TRUNK], paths[Role.MTP_SHARED])
     return Demonstration(folder, conversion, version, prompts, tuple(runs), refusal)
+
+
+def _by_llama_cpp(model: Path, prompts: Sequence[tuple[int, ...]], draft: Path | None, n_max: int) -> llama_cpp.Outcome:
+    return llama_cpp.run(model, prompts, draft=draft, n_max=n_max, n_predict=N_PREDICT)
+
+
+def _by_reference(model: Path, prompts: Sequence[tuple[int, ...]], draft: Path | None, n_max: int) -> llama_cpp.Outcome:
+    import torch
+
+    from nextn.runtime.load import load_pair
+    from nextn.runtime.speculative import Options, Speculator
+    from nextn.runtime.text import Text
+
+    # Matrices this small are done before a second thread has woken up.
+    torch.set_num_threads(1)
+    pair = load_pair(model, draft, drafting=n_max > 0)
+    speculator = Speculator(pair.trunk, pair.heads, Options(n_max))
+    runs = speculator.generate(prompts, N_PREDICT, Text(pair.file.contents).ends)
+    said = (
+        llama_cpp.Continuation(
+            tuple(run.tokens), run.n_drafted, run.n_accepted, run.stop, run.seconds_prefill, run.seconds_decode
+        )
+        for run in runs
+    )
+    errors = [error for run in runs for error in run.draft_errors]
+    return llama_cpp.Outcome("error" if errors else "ok", "; ".join(errors), tuple(said), "")
+
+
+_ENGINES = {LLAMA_CPP: _by_llama_cpp, REFERENCE: _by_reference}
 
 
 def _tokenizer(checkpoint: Path) -> tuple[tuple[Prompt, ...], Callable[[tuple[int, ...]], str]]:
@@ -150,7 +186,7 @@ def _tokenizer(checkpoint: Path) -> tuple[tuple[Prompt, ...], Callable[[tuple[in
 
 def _run_as_json(run: Run) -> dict[str, Any]:
     return {
-        "engine": "llama-cpp",
+        "engine": run.engine,
         "model": run.model,
         "draft": run.draft,
         "n_max": run.n_max,

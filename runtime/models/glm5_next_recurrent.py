@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nextn.gguf_schema.glm5_next import Glm5Next
 from nextn.kernels.glm5_next import log_decay
-from nextn.kernels.reference import causal_conv, delta_step, inverse_sqrt, l2_norm, linear, rms_norm, sigmoid, silu
+from nextn.kernels.reference import causal_conv, delta_step, exp, inverse_sqrt, l2_norm, linear, rms_norm, sigmoid, silu
 from nextn.runtime.model import Chunk, spans
 from nextn.runtime.state import Trail
 from nextn.runtime.weights import Weights
@@ -61,7 +61,7 @@ class DeltaAttention:
 
         # Decay, correction and output gate are of the row itself, not of the convolved one.
         f = (linear(linear(x, self._f_a), self._f_b) + self._dt).reshape(by_head)
-        decay = torch.exp(log_decay(f, self._a, self._bound))
+        decay = exp(log_decay(f, self._a, self._bound))
         beta = sigmoid(linear(x, self._beta))  # [rows, heads]
         read = self._scanned(query, key, v.reshape(by_head), decay, beta, chunks)
 

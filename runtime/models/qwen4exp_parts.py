@@ -12,7 +12,7 @@ from nextn.gguf_schema.errors import InputError
 from nextn.gguf_schema.qwen4exp import QWEN4EXP, Qwen4Exp
 from nextn.gguf_schema.reading import Kind, read_hyperparameters
 from nextn.kernels.qwen4exp import hyper_connection_read, hyper_connection_strengths
-from nextn.kernels.reference import linear, sigmoid, softmax, swiglu, top
+from nextn.kernels.reference import dot, linear, sigmoid, softmax, swiglu, top
 from nextn.runtime.weights import Weights
 
 
@@ -77,7 +77,7 @@ class Experts:
     def __call__(self, x: Tensor) -> Tensor:
         """x [rows, H]: [rows, H]."""
         inner = swiglu(linear(x, self.shared_gate), linear(x, self.shared_up))
-        gate = sigmoid(torch.stack([torch.dot(row, self.shared_gate_input) for row in x])[:, None])
+        gate = sigmoid(dot(x, self.shared_gate_input.expand_as(x))[:, None])
         return self._routed(x) + gate * linear(inner, self.shared_down)
 
     def _routed(self, x: Tensor) -> Tensor:

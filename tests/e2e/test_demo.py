@@ -40,8 +40,8 @@ def test_the_demo_succeeds_and_generates_the_golden_tokens() -> None:
     names = {tuple(prompt["ids"]): prompt["name"] for prompt in step35.prompts}
     golden = {prompt["name"]: prompt["tokens"] for prompt in step35.read("llama_cpp.json")["prompts"]}
     expected = [golden[names[tuple(prompt["tokens"])]][: demo.N_PREDICT] for prompt in shown["prompts"]]
-    assert [run["tokens"] for run in shown["runs"]] == [expected] * 4
-    assert [run["n_max"] for run in shown["runs"]] == [0, 0, 3, 3]
+    assert [run["tokens"] for run in shown["runs"]] == [expected] * 8
+    assert [run["n_max"] for run in shown["runs"]] == [0, 0, 3, 3, 0, 3, 3, 3]
     assert all(run["identical"] for run in shown["runs"])
     assert shown["refusal"]["message"].startswith(
         "error loading model: check_tensor_dims: tensor 'token_embd.weight' not found"

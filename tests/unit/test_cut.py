@@ -137,8 +137,8 @@ def test_a_size_label_follows_unless_it_was_chosen(label: str, wanted: bool) -> 
     """By hand: 256 of the embedding, 8 of the norm, and blocks of 208, the head's with 144 more."""
     contents = with_key(SMALL, "general.size_label", string(label))
     # 256 + 8 + 3 · 208 + 144 = 1032; 256 + 8 + 2 · 208 = 680; 256 + 8 + 208 + 144 = 616.
-    assert keys_of(contents, TRUNK)["general.size_label"] == ("0.68K" if wanted else "70B")
-    assert keys_of(contents, MTP)["general.size_label"] == ("0.62K" if wanted else "70B")
+    assert keys_of(contents, TRUNK)["general.size_label"] == ("0.7K" if wanted else "70B")
+    assert keys_of(contents, MTP)["general.size_label"] == ("0.6K" if wanted else "70B")
 
 
 # --- families

@@ -411,3 +411,28 @@ def test_layouts_that_are_not_known() -> None:
 def test_an_edit_that_changes_nothing_has_no_words() -> None:
     edit: Edit = relayout(upstream(), "upstream")
     assert (edit.changes, edit.dropped) == ((), ())
+
+
+def test_case_c17_the_old_name_of_a_key_in_the_new_spelling() -> None:
+    """A file whose architecture was rewritten by hand: nothing shows the old layout but this key."""
+    file = planned("glm5-next")
+    keys = {key.replace("indexer.kpool", "indexer.block_size"): v for key, v in file.keys.items() if "tail" not in key}
+    tail = {key: value for key, value in file.keys.items() if "tail" in key}
+    edit = relayout(replace(file, keys={**keys, **tail}), "upstream")
+    assert edit.keys == file.keys
+    assert edit.changes[2:] == (
+        "glm5-next.attention.indexer.block_size → glm5-next.attention.indexer.kpool",
+    )  # fmt: skip
+    both = {**file.keys, "glm5-next.attention.indexer.block_size": file.keys["glm5-next.attention.indexer.kpool"]}
+    assert relayout(replace(file, keys=both), "upstream").dropped[0][0] == "glm5-next.attention.indexer.block_size"
+    unlike = {**both, "glm5-next.attention.indexer.block_size": u32(512)}
+    assert refusal(replace(file, keys=unlike), "upstream").subject == "glm5-next.attention.indexer.block_size"
+
+
+def test_a_mark_of_another_layout_where_nothing_else_tells_it() -> None:
+    """Without compress ratios a file of the pull request's layout is like one of upstream's, but for the mark."""
+    ours = upstream(keys={"nextn.shared": boolean(True)})
+    ours = replace(ours, keys={key: value for key, value in ours.keys.items() if key != RATIOS})
+    theirs = moved(ours, "A")
+    assert UNSLOTH in theirs.keys
+    assert moved(theirs, "upstream") == ours

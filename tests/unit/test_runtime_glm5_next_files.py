@@ -163,4 +163,4 @@ def test_a_head_wants_hidden_rows_and_a_trunk_sensible_positions(converted: File
     state = trunk.new_state()
     with pytest.raises(UsageError, match="positions"):
         trunk.forward([Chunk(state, [1, 2], positions=[4, 3])])
-    assert (state.length, len(state.rows["blk.3.latent"].first(9))) == (0, 0)
+    assert state.length == 0

@@ -13,7 +13,7 @@ from gguf_bytes import INT32, STRING, UINT16, UINT32, header, key, tensor, text
 from nextn.gguf_schema.container import read_header
 from nextn.gguf_schema.contents import MemoryFile
 from nextn.gguf_schema.errors import InputError
-from nextn.gguf_schema.shards import join_shards, open_gguf, shard_name, shard_paths
+from nextn.gguf_schema.shards import join_shards, open_gguf, shard_name, shard_names
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -143,12 +143,12 @@ def test_a_cut_shard_is_named(tmp_path: Path) -> None:
 
 def test_names(tmp_path: Path) -> None:
     assert shard_name("m", 1, 12) == "m-00002-of-00012.gguf"
-    assert shard_paths(tmp_path / "a-00001-of-00002-00002-of-00002.gguf") == (
-        tmp_path / "a-00001-of-00002-00001-of-00002.gguf",
-        tmp_path / "a-00001-of-00002-00002-of-00002.gguf",
+    assert shard_names(tmp_path / "a-00001-of-00002-00002-of-00002.gguf") == (
+        "a-00001-of-00002-00001-of-00002.gguf",
+        "a-00001-of-00002-00002-of-00002.gguf",
     )
     for name in ("m.gguf", "m-00003-of-00002.gguf", "m-00000-of-00002.gguf", "m-00000-of-00000.gguf", "m-1-of-2.gguf"):
-        assert shard_paths(tmp_path / name) == (tmp_path / name,)
+        assert shard_names(tmp_path / name) == (name,)
 
 
 def test_shards_in_memory() -> None:

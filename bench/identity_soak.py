@@ -1,0 +1,115 @@
+"""Greedy streams with drafts against plain greedy decoding, by the ten thousand tokens: not one may differ.
+
+usage: python bench/identity_soak.py TOKENS [--families step35,qwen4exp,glm5-next] [--outtypes f32,q8_0,q4_0] [--seed 0]
+
+The fixtures are converted to each type. Beginnings of their prompts are continued by `greedy`, one token at a time, and
+by the speculative loop: drafts of 1 to 8 tokens, by the real heads, and by heads that are always right, always wrong,
+or right by chance; prompts cut into parts of 1 to 64 rows; one sequence or three at once; sometimes with a least
+probability. Ends when TOKENS tokens have been compared; the exit status is 1 when one of them differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+import torch
+from families import FAMILIES
+from stub_heads import StubHeads, follows
+
+from nextn.convert.pipeline import convert
+from nextn.gguf_schema.architecture import Role
+from nextn.runtime.drafting import Options
+from nextn.runtime.greedy import greedy
+from nextn.runtime.load import Pair, load_pair
+from nextn.runtime.model import Heads
+from nextn.runtime.speculative import Speculator
+
+HEADS = ("real", "right", "wrong", "by chance")
+SHOWN = 10
+
+
+def heads_of(kind: str, pair: Pair, prompts: list[list[int]], said: list[list[int]], random: Random) -> Heads:
+    """Heads of a kind, for prompts of which the continuation is known."""
+    if kind == "real":
+        assert pair.heads is not None
+        return pair.heads
+    right_steps = {"right": lambda: 8, "wrong": lambda: 0, "by chance": lambda: random.randint(0, 8)}[kind]
+    return StubHeads(
+        lambda asked: follows(said, prompts, right_steps())(asked),
+        random.choice((1, 3)),
+        pair.trunk.hidden_width,
+        pair.trunk.vocab_size,
+    )
+
+
+def options_of(random: Random) -> Options:
+    return Options(
+        n_max=random.randint(1, 8),
+        n_min=random.choice((0, 0, 0, 2)),
+        p_min=random.choice((0.0, 0.0, 0.5)),
+        reuse_last_head=True,
+        strict=True,
+        ubatch=random.choice((1, 3, 8, 64)),
+    )
+
+
+def soak(pair: Pair, known: list[list[int]], random: Random, compared: Counter[str], wrong: Counter[str]) -> None:
+    """One to three prompts, continued plainly, then with each kind of heads."""
+    prompts = [ids[: random.randint(1, len(ids))] for ids in random.sample(known, random.choice((1, 1, 3)))]
+    count = random.choice((16, 32, 64))
+    said = [greedy(pair.trunk, prompt, count) for prompt in prompts]
+    for kind in HEADS:
+        options = options_of(random)
+        heads = heads_of(kind, pair, prompts, said, random)
+        runs = Speculator(pair.trunk, heads, options).generate(prompts, count)
+        for run, tokens, prompt in zip(runs, said, prompts, strict=True):
+            compared[kind] += len(tokens)
+            differing = sum(a != b for a, b in zip(run.tokens, tokens, strict=False)) + abs(
+                len(run.tokens) - len(tokens)
+            )
+            wrong[kind] += differing
+            if differing and wrong[kind] <= SHOWN:
+                first = next(
+                    (i for i, (a, b) in enumerate(zip(run.tokens, tokens, strict=False)) if a != b), len(tokens)
+                )
+                print(f"  {kind}: token {first} behind {len(prompt)} rows differs, with {options}", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tokens", type=int)
+    parser.add_argument("--families", default=",".join(FAMILIES))
+    parser.add_argument("--outtypes", default="f32,q8_0,q4_0")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    configurations = [(f, t) for f in arguments.families.split(",") for t in arguments.outtypes.split(",")]
+    begin, total, mismatches = time.monotonic(), 0, 0
+    for family, outtype in configurations:
+        compared, wrong = Counter[str](), Counter[str]()
+        with TemporaryDirectory() as folder:
+            output = convert(FAMILIES[family].checkpoint, Path(folder), (Role.COMBINED,), outtype).outputs[0]
+            pair = load_pair(output.path)
+            known = [prompt["ids"] for prompt in FAMILIES[family].prompts]
+            # Each configuration has its own seed, so that one can be run again without the others.
+            random = Random(f"{arguments.seed} {family} {outtype}")  # noqa: S311  # to repeat, not to keep secret
+            while compared.total() < arguments.tokens / len(configurations):
+                soak(pair, known, random, compared, wrong)
+        by_kind = ", ".join(f"{kind} {compared[kind]}" for kind in HEADS)
+        print(f"{family} {outtype}: {compared.total()} tokens ({by_kind}), {wrong.total()} differ", flush=True)
+        total, mismatches = total + compared.total(), mismatches + wrong.total()
+    seconds = time.monotonic() - begin
+    print(f"{total} tokens with seed {arguments.seed} in {seconds:.0f} s: {mismatches} differ")
+    return int(mismatches > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
