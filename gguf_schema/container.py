@@ -235,7 +235,7 @@ def _read_tensor(reader: HeaderReader, name: str) -> TensorInfo:
     if problem:
         reader.fault(reader.error("bad-dimensions", f"{problem}, at byte {begin}"))
         # Who goes on may rely on a first dimension.
-        return TensorInfo(name, ne or (1,), type_, 0 if 0 in ne else _UNKNOWN, offset)
+        return TensorInfo(name, ne or (1,), type_, _UNKNOWN, offset)
     return TensorInfo(name, ne, type_, type_.tensor_bytes(ne) if type_.known else _UNKNOWN, offset)
 
 

@@ -146,10 +146,12 @@ class Text:
         # Of equal merges the first counts; one without a right side is never met.
         pairs = dict.fromkeys(_pair(str(merge)) for merge in self._items("merges"))
         merges = [(left, right) for left, right in pairs if right]
-        try:
-            tokenizer = Tokenizer(BPE(self._ids, merges, ignore_merges=self._pre.ignore_merges))
-        except Exception as error:  # The package has no type for what is wrong with merges.
-            raise self._bad(f"has merges that do not fit its tokens: {error}") from error
+        # The package would abort.
+        for left, right in merges:
+            for token in (left, right, left + right):
+                if token not in self._ids:
+                    raise self._bad(f"has a merge of {left[:80]!r} and {right[:80]!r}, but no token {token[:80]!r}")
+        tokenizer = Tokenizer(BPE(self._ids, merges, ignore_merges=self._pre.ignore_merges))
         splits = [pre_tokenizers.Split(Regex(regex), "isolated") for regex in self._pre.regexes]
         bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, bytes_])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from families import FAMILIES
 
 from nextn.convert.pipeline import convert
 from nextn.gguf_schema.architecture import Role
+
+# Before torch is imported, here or in a command: with tiny models a second thread is only waited for.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")

@@ -134,6 +134,7 @@ def generic(architecture: str, trunk: Iterable[int], heads: Iterable[int], **num
     keys = {
         "general.architecture": string(architecture),
         "tokenizer.ggml.model": string("gpt2"),
+        "tokenizer.ggml.pre": string("gpt-2"),
         "tokenizer.ggml.tokens": array(ValueType.STRING, [f"t{i}" for i in range(TOKENS)]),
         "tokenizer.ggml.merges": array(ValueType.STRING, ["a b"]),
     }

@@ -153,8 +153,9 @@ def _by_llama_cpp(model: Path, prompts: Sequence[tuple[int, ...]], draft: Path |
 def _by_reference(model: Path, prompts: Sequence[tuple[int, ...]], draft: Path | None, n_max: int) -> llama_cpp.Outcome:
     import torch
 
+    from nextn.runtime.drafting import Options
     from nextn.runtime.load import load_pair
-    from nextn.runtime.speculative import Options, Speculator
+    from nextn.runtime.speculative import Speculator
     from nextn.runtime.text import Text
 
     # Matrices this small are done before a second thread has woken up.

@@ -71,8 +71,8 @@ def test_what_cannot_be_read(command: str, damage: str, said: str, head: Path, t
 
 
 @EACH
-def test_case_v01_a_shard_that_is_not_there_or_short(command: str, tmp_path: Path) -> None:
-    """Cases S08, V02: the shard is named."""
+def test_case_v02_a_shard_that_is_not_there_or_short(command: str, tmp_path: Path) -> None:
+    """Cases V02, S08: the shard is named."""
     folder = tmp_path / "set"
     limits = ("--split-max-tensors", 20, "--mtp")
     result("convert", FAMILIES["qwen4exp"].checkpoint, "--outfile", folder / "q.gguf", *limits)

@@ -27,8 +27,13 @@ OUTTYPES = ("f32", "f16", "bf16", "q8_0")
 # Of the folder's name, or of the configuration of generating, which the goldens' converter run did not have.
 LOOSE = ("general.name", "general.sampling.", "general.basename", "nextn.")
 ARRAYS = {
-    "step35": ("attention.head_count", "attention.head_count_kv", "attention.sliding_window_pattern")
-    + ("swiglu_clamp_exp", "swiglu_clamp_shexp"),
+    "step35": (
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.sliding_window_pattern",
+        "swiglu_clamp_exp",
+        "swiglu_clamp_shexp",
+    ),
     "qwen4exp": ("attention.recurrent_layers", "attention.compress_ratios"),
     "glm5-next": ("attention.head_count_kv", "swiglu_clamp_exp", "swiglu_clamp_shexp"),
 }

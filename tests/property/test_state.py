@@ -1,4 +1,4 @@
-"""Whatever is done to a sequence, it holds what a plain list of its tokens says; and a session comes back from its file."""
+"""Whatever is done to a sequence, it holds what a plain list of its tokens says; a session comes back from its file."""
 
 from __future__ import annotations
 

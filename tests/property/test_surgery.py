@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -131,7 +132,7 @@ def models(draw: st.DrawFn) -> Model:
     infos = [draw(tensors(name, alignment)) for name in order]
     cuts = sorted(draw(st.sets(st.integers(0, len(infos) - 1), max_size=2)))
     bounds = [0, *cuts, len(infos)]
-    shards = tuple(tuple(infos[a:b]) for a, b in zip(bounds, bounds[1:], strict=False))
+    shards = tuple(tuple(infos[a:b]) for a, b in pairwise(bounds))
     keys = draw(key_sets(architecture, trunk_blocks, heads, infos))
     if alignment != 32:
         keys["general.alignment"] = u32(alignment)

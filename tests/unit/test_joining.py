@@ -39,12 +39,10 @@ def number(edit: Edit, key: str) -> object:
     return None if value is None else list(value.items) if value.element else value.value
 
 
-def refusal(trunk: Contents, head: Contents, *, shared: bool = False, **options: bool) -> NextnError:
+def refusal(trunk: Contents, head: Contents, *, shared: bool = False) -> NextnError:
+    operation = rehydrate if shared else join
     with pytest.raises(NextnError) as caught:
-        if shared:
-            rehydrate(trunk, head)
-        else:
-            join(trunk, head, **options)
+        operation(trunk, head)
     return caught.value
 
 

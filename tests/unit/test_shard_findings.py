@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from examined import examine
-from gguf_bytes import STRING, UINT16, UINT32, header, key, tensor, text
+from gguf_bytes import INT32, STRING, UINT16, UINT32, header, key, tensor, text
 
 from nextn.gguf_schema.errors import InputError
 from nextn.validators.container import examine_container
@@ -30,7 +30,7 @@ def shard(
     keys = [
         key("split.no", UINT16, struct.pack("<H", index)),
         key("split.count", UINT16, struct.pack("<H", count)),
-        key("split.tensors.count", UINT32, struct.pack("<I", count if total is None else total)),
+        key("split.tensors.count", INT32, struct.pack("<i", count if total is None else total)),
         *extra,
     ]
     return header(keys, [tensor(name or f"t{index}", [8])], alignment=by) + bytes(32).ljust(by, b"\0")

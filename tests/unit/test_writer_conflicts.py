@@ -165,6 +165,11 @@ def scaled(source: Path, scales: Path) -> Plan:
     """One FP8 tensor, with its scale in a file of its own."""
     source.write_bytes(bytes(64 * 64))
     scales.write_bytes(np.ones(1, "<f4").tobytes())
+    return scaled_by(source, scales)
+
+
+def scaled_by(source: Path, scales: Path) -> Plan:
+    """The same of files that are there."""
     scale = SourceTensor("scale", "F32", (1, 1), LocalFile(scales), 0)
     weight = SourceTensor("weight", "F8_E4M3", (64, 64), LocalFile(source), 0, scale, (64, 64))
     info = TensorInfo("t", (64, 64), F32, F32.tensor_bytes((64, 64)))
@@ -184,6 +189,16 @@ def test_a_scale_that_changes_is_seen(tmp_path: Path) -> None:
         write_plan(plan, tmp_path / "out")
     assert (caught.value.code, caught.value.subject) == ("source-changed", str(scales))
     assert hashes(tmp_path / "out") == {}
+
+
+def test_a_link_to_a_source_is_no_change(tmp_path: Path) -> None:
+    """Surgery links shards that stay as they are, perhaps while another command reads them."""
+    scales = tmp_path / "scales"
+    plan = scaled(tmp_path / "weights", scales)
+    before = plan.fingerprint
+    (tmp_path / "link").hardlink_to(scales)
+    write_plan(plan, tmp_path / "out")
+    assert scaled_by(tmp_path / "weights", scales).fingerprint == before, "and unfinished work is continued"
 
 
 @pytest.mark.parametrize("failure", ["EIO", "shrunk"])
