@@ -91,6 +91,12 @@ class Payload:
     info: TensorInfo
     recipe: Recipe
 
+    def __post_init__(self) -> None:
+        """Refuse a recipe that does not give as many values as the tensor has: what is missing would be zeros."""
+        made = sum(run.rows * len(run.sources) for run in self.recipe.runs) * self.recipe.width
+        if self.info.type.known and made != self.info.elements:
+            raise ValueError(f"{self.info.name}: {made} values for {self.info.elements}")
+
     @cached_property
     def verbatim(self) -> SourceTensor | None:
         """The source whose bytes, from the first to the last, are the data; None when it is made otherwise."""

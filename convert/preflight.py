@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from nextn.convert.journal import journal_of
-from nextn.convert.output import Linked, Output, open_locked, partial_of, refuse_foreign, write_error
+from nextn.convert.linked import Linked
+from nextn.convert.output import Output, open_locked, partial_of, refuse_foreign, write_error
 from nextn.convert.plan import Plan
 from nextn.gguf_schema.errors import InputError, UsageError
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nextn.convert.journal import Journal, journal_of
-from nextn.convert.output import Output, output_of, refuse_foreign, sync_folder
+from nextn.convert.linked import output_of
+from nextn.convert.output import Output, refuse_foreign, sync_folder
 from nextn.convert.payload import COPY_BYTES, READ_BYTES, Extent, Piece, extents, piece_bytes, pieces
 from nextn.convert.plan import Payload, Plan
 from nextn.convert.preflight import allow_open_files, check_names, check_space, make_folders, make_way, try_beside

@@ -83,11 +83,6 @@ class Qwen4Exp(Hyperparameters):
         return self.attention_head_count * self.attention_key_length
 
     @property
-    def mixed_width(self) -> int:
-        """Values that attention makes of all query heads: as wide as the values are."""
-        return self.attention_head_count * self.attention_value_length
-
-    @property
     def key_heads_width(self) -> int:
         """Keys of all key heads."""
         return self.attention_head_count_kv * self.attention_key_length
@@ -223,7 +218,7 @@ TENSORS = (
     Spec("blk.{i}.attn_q.weight", "embedding_length query_gate_width", when=ATTENTION),
     Spec("blk.{i}.attn_k.weight", "embedding_length key_heads_width", when=ATTENTION),
     Spec("blk.{i}.attn_v.weight", "embedding_length value_heads_width", when=ATTENTION),
-    Spec("blk.{i}.attn_output.weight", "mixed_width embedding_length", when=ATTENTION),
+    Spec("blk.{i}.attn_output.weight", "head_width embedding_length", when=ATTENTION),
     Spec("blk.{i}.attn_q_norm.weight", "attention_key_length", when=ATTENTION, f32=True),
     Spec("blk.{i}.attn_k_norm.weight", "attention_key_length", when=ATTENTION, f32=True),
     Spec("blk.{i}.indexer.q_proj.weight", "embedding_length indexer_width", when=ATTENTION, eight_bits=True),

@@ -17,7 +17,7 @@ from nextn.gguf_schema.errors import InputError, counted, listed
 from nextn.gguf_schema.placement import layout_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
 SPLIT_COUNT = "split.count"
 SPLIT_NO = "split.no"
@@ -60,17 +60,22 @@ class GGUFFile:
         return source.read(offset, nbytes)
 
 
-def open_gguf(path: Path, *, strict: bool = True) -> GGUFFile:
+def open_gguf(path: Path, *, strict: bool = True, tolerated: Collection[str] = ()) -> GGUFFile:
     """The model that `path` belongs to: that file, or all the shards `path` is one of.
 
     InputError for what cannot be read, shards that are missing or do not belong together, and, when `strict`, the first
-    of the `layout_problems`; otherwise these are the caller's to look for.
+    of the `layout_problems`; otherwise these are the caller's to look for. Faults of the set whose code is among the
+    `tolerated` are none.
     """
     names = shard_names(path)
     there = shards_there(path, names)
     if missing := missing_shards(path, names, there):
         raise missing
-    file = join_shards([read_header(LocalFile(shard)) for shard in there])
+    faults: list[InputError] = []
+    file = join_shards([read_header(LocalFile(shard)) for shard in there], faults)
+    for fault in faults:
+        if fault.code not in tolerated:
+            raise fault
     if strict:
         for header in file.headers:
             for problem in layout_problems(header):

@@ -104,7 +104,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     Query head h uses key head h // (heads / kv_heads).
     """
     heads, kv_heads = query.shape[0], keys.shape[1]
-    grouped = _aligned(query).reshape(kv_heads, heads // kv_heads, -1)
+    grouped = aligned(query).reshape(kv_heads, heads // kv_heads, -1)
     weights = torch.softmax(torch.bmm(grouped, keys.permute(1, 2, 0)) * scale, dim=-1)
     return torch.bmm(weights, values.transpose(0, 1)).reshape(heads, -1)
 
@@ -162,7 +162,7 @@ def delta_step(
     The state decays by `decay` [heads, dk or 1] first; then it is corrected along key [heads, dk] towards
     value [heads, dv] by beta [heads], and read by query [heads, dk].
     """
-    query, key = _aligned(query), _aligned(key)
+    query, key = aligned(query), aligned(key)
     state = decay[..., None] * state
     missed = beta[:, None] * (value - torch.bmm(key[:, None], state)[:, 0])
     state = state + key[..., None] * missed[:, None]
@@ -187,17 +187,17 @@ def by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return torch.stack([function(row) for row in _rows(x)]).reshape(x.shape)
 
 
+def aligned(x: Tensor) -> Tensor:
+    """A copy without gaps that begins where a vector should: for what goes into products of a math library."""
+    return x.clone(memory_format=torch.contiguous_format)
+
+
 def _rows(x: Tensor) -> tuple[Tensor, ...]:
     """The rows [n] of x [..., n], each without gaps and beginning where a vector should."""
     n = x.shape[-1]
     flat = x.reshape(-1, n)
     if len(flat) == 1:
-        return (_aligned(flat[0]),)
+        return (aligned(flat[0]),)
     step = ALIGNMENT // x.element_size()
     padded = flat.new_empty((len(flat), -(-n // step) * step))[:, :n]
     return padded.copy_(flat).unbind()
-
-
-def _aligned(x: Tensor) -> Tensor:
-    """A copy without gaps, in memory of its own: torch has all of it begin where a vector should."""
-    return x.clone(memory_format=torch.contiguous_format)

@@ -32,6 +32,11 @@ class Pair:
     unused: tuple[str, ...] = ()
 
 
+def use_threads(count: int) -> None:
+    """Compute with so many threads; matrices of tiny models are done before a second one has woken up."""
+    torch.set_num_threads(count)
+
+
 def load_pair(
     model: Path,
     draft: Path | None = None,

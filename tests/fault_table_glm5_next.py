@@ -6,7 +6,9 @@ from faults import (
     CRASH,
     NO_HEAD,
     OK,
+    REFUSES,
     SILENT,
+    Expect,
     Table,
     aborts,
     bad_key,
@@ -22,7 +24,7 @@ from faults import (
 )
 
 from nextn.gguf_schema.architecture import Role
-from nextn.gguf_schema.contents import array, boolean, f32, i32, string, u32
+from nextn.gguf_schema.contents import Value, array, boolean, f32, i32, string, u32
 from nextn.gguf_schema.types import ValueType
 
 COMBINED, TRUNK, MTP, SHARED = Role
@@ -92,6 +94,9 @@ add(COMBINED, "indexer types of every block", length("glm5-next.attention.indexe
 add(COMBINED, "no indexer types", OK, remove_keys=TYPES)
 add(COMBINED, "indexer types as numbers", OK, keys={TYPES: array(U32, [1] * 6)})
 add(COMBINED, "a shared indexer", SILENT, OK, keys={TYPES: entry(5, False)})
+add(COMBINED, "nothing to share for the first indexer",
+    aborts("shared indexer layer must follow a full indexer layer"), OK,
+    keys={TYPES: entry(3, False)})  # fmt: skip
 add(COMBINED, "a head without attention", not_found("blk.6.ssm_conv1d_q.weight"), keys={HEADS_KV: entry(-1, 0)})
 add(COMBINED, "head_count_kv is one number", not_found("blk.0.attn_q_a_norm.weight"), keys={HEADS_KV: u32(1)})
 add(COMBINED, "no leading_dense_block_count", not_found("blk.0.ffn_gate_inp.weight"),
@@ -126,3 +131,42 @@ add(
 )
 add(COMBINED, "the old spelling", refuses("unknown model architecture: 'glm5next'"),
     keys={"general.architecture": string("glm5next")})  # fmt: skip
+
+# Numbers that nothing can be computed with
+NAN, INF = float("nan"), float("inf")
+EPS, NO_CONTEXT = (
+    aborts("GGML_ASSERT(eps >= 0.0f) failed"),
+    aborts("GGML_ASSERT(n_ctx > 0 && n_prompt_tokens > 0) failed"),
+)
+OTHER_WIDTH, NO_MIXING = aborts("GGML_ASSERT(a->ne[0] == b->ne[0]) failed"), aborts("GGML_ASSERT(n_iter > 0) failed")
+for key in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"):
+    for value, expected in ((NAN, EPS), (-1e-6, EPS), (0.0, SILENT), (INF, SILENT)):
+        add(COMBINED, f"{key} {value}", expected, keys={key: f32(value)})
+sample()
+add(COMBINED, "no context", NO_CONTEXT, OK, keys={"context_length": u32(0)})
+for value in (NAN, INF, -2.5):
+    add(COMBINED, f"expert_weights_scale {value}", SILENT, keys={"expert_weights_scale": f32(value)})
+for number in (5, 2**31):
+    add(COMBINED, f"gating function {number}", aborts("fatal error"), keys={"expert_gating_func": u32(number)})
+add(COMBINED, "softmax gating", SILENT, keys={"expert_gating_func": u32(1)})
+add(COMBINED, "two heads of a latent", OTHER_WIDTH, OK, keys={HEADS_KV: entry(3, 2)})
+add(COMBINED, "two heads of a latent in the head", OK, OTHER_WIDTH, keys={HEADS_KV: entry(-1, 2)})
+add(COMBINED, "nothing is selected", SILENT, keys={"attention.indexer.top_k": u32(0)})
+add(COMBINED, "the tail is left out", SILENT, keys={"attention.indexer.kpool_select_tail": boolean(False)})
+for value in (NAN, 0.0, 5.0, INF):
+    add(COMBINED, f"gate_lower_bound {value}", SILENT, OK, keys={"kda.gate_lower_bound": f32(value)})
+for number in (0, 2**31):
+    add(COMBINED, f"{number} steps of mixing", NO_MIXING, OK,
+        keys={"hyper_connection.sinkhorn_iterations": u32(number)})  # fmt: skip
+for value in (NAN, INF):
+    add(COMBINED, f"epsilon of mixing {value}", SILENT, OK, keys={"hyper_connection.epsilon": f32(value)})
+add(COMBINED, "key_length 65", OTHER_WIDTH, keys={"attention.key_length": u32(65)})
+add(COMBINED, "key_length 0", Expect(REFUSES, "failed to allocate buffer for kv cache"),
+    keys={"attention.key_length": u32(0)})  # fmt: skip
+add(COMBINED, "three groups of eight experts",
+    aborts("GGML_ASSERT(hparams.n_expert % hparams.n_expert_groups == 0) failed"),
+    keys={"expert_group_count": u32(3)})  # fmt: skip
+add(COMBINED, "three of two groups used", aborts("GGML_ASSERT(hparams.n_group_used < hparams.n_expert_groups) failed"),
+    keys={"expert_group_count": u32(2), "expert_group_used_count": u32(3)})  # fmt: skip
+for value in (i32(512), Value(ValueType.UINT64, 512)):
+    add(COMBINED, f"vocab_size is of type {value.type_name}", OK, keys={"vocab_size": value})

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from faults import (
     CRASH,
+    HANGING,
     NO_HEAD,
     OK,
     SILENT,
+    Expect,
     Table,
     aborts,
     bad_key,
@@ -23,11 +25,12 @@ from faults import (
     no_vocabulary,
     not_found,
     refuses,
+    scalar,
     shape,
 )
 
 from nextn.gguf_schema.architecture import Role
-from nextn.gguf_schema.contents import array, string, u32
+from nextn.gguf_schema.contents import Value, array, f32, i32, string, u32
 from nextn.gguf_schema.types import ValueType
 
 COMBINED, TRUNK, MTP, SHARED = Role
@@ -160,3 +163,84 @@ add(TRUNK, "a head declared", SILENT, NO_BLOCK, keys={"nextn_predict_layers": u3
     note="the specification has an abort as a model, as for two heads declared")  # fmt: skip
 add(COMBINED, "architecture misspelt", refuses("unknown model architecture: 'qwen4_exp'"),
     keys={"general.architecture": string("qwen4_exp")})  # fmt: skip
+
+# Numbers that nothing can be computed with
+NAN, INF = float("nan"), float("inf")
+EPS, NO_CONTEXT = (
+    aborts("GGML_ASSERT(eps >= 0.0f) failed"),
+    aborts("GGML_ASSERT(n_ctx > 0 && n_prompt_tokens > 0) failed"),
+)
+for value, expected in ((NAN, EPS), (-1e-6, EPS), (0.0, SILENT), (INF, SILENT)):
+    add(COMBINED, f"rms epsilon {value}", expected, keys={"attention.layer_norm_rms_epsilon": f32(value)})
+add(COMBINED, "no context", NO_CONTEXT, OK, keys={"context_length": u32(0)})
+for value in (NAN, 0.0, -1e7, INF):
+    add(COMBINED, f"rope.freq_base {value}", SILENT, keys={"rope.freq_base": f32(value)})
+TOO_MANY, ODD = aborts("GGML_ASSERT(n_dims <= ne0) failed"), aborts("GGML_ASSERT(n_dims % 2 == 0) failed")
+for number, expected in ((15, ODD), (17, ODD), (64, TOO_MANY), (65, TOO_MANY), (32, SILENT), (2**31, SILENT)):
+    add(COMBINED, f"{number} dimensions are rotated", expected, keys={"rope.dimension_count": u32(number)})
+sample()
+add(COMBINED, "no dimension is rotated", HANGING, keys={"rope.dimension_count": u32(0)})
+add(COMBINED, "no rope.dimension_count", TOO_MANY, remove_keys="rope.dimension_count")
+add(COMBINED, "value_length 128", shape("blk.3.attn_v.weight", (128, 256), (128, 128, 1, 1)),
+    keys={"attention.value_length": u32(128)})  # fmt: skip
+add(COMBINED, "no value_length", shape("blk.3.attn_v.weight", (128, 64), (128, 128, 1, 1)),
+    remove_keys="attention.value_length")  # fmt: skip
+add(COMBINED, "values wider than keys",
+    aborts("GGML_ASSERT(hparams.n_embd_head_v() == hparams.n_embd_head_k()) failed"),
+    aborts("GGML_ASSERT(n_embd_head == hparams.n_embd_head_k()) failed"),
+    keys={"attention.value_length": u32(128)},
+    reshape={r".*attn_v\.weight": (128, 256)})  # fmt: skip
+add(COMBINED, "inner size 191", aborts("GGML_ASSERT(head_v_dim * num_v_heads == d_inner) failed"), OK,
+    keys={"ssm.inner_size": u32(191)})  # fmt: skip
+add(COMBINED, "time step rank 5", shape("blk.0.attn_qkv.weight", (128, 288), (128, 320, 1, 1)),
+    keys={"ssm.time_step_rank": u32(5)})  # fmt: skip
+for key in ("ple.conv_kernel", "embedding_length_per_layer_input"):
+    add(COMBINED, f"{key} 0", bad_key(f"qwen4exp.{key} must be greater than zero, got 0"), keys={key: u32(0)})
+for number in (0, 1, 9, 2**31):
+    add(COMBINED, f"n-grams of {number}", bad_key(f"PLE n-gram size {number} is out of range"),
+        keys={"ple.ngram_size": u32(number)})  # fmt: skip
+for number, heads in ((0, 0), (33, 66), (2**31, 0)):
+    add(COMBINED, f"{number} hashes of each n-gram", bad_key(f"PLE head count {heads} is out of range"),
+        keys={"ple.heads_per_ngram": u32(number)})  # fmt: skip
+NARROW = aborts("GGML_ASSERT(ggml_can_mul_mat(a, b)) failed")
+add(COMBINED, "one hash of each n-gram", NARROW, OK, keys={"ple.heads_per_ngram": u32(1)})
+add(COMBINED, "n-grams of two alone", NARROW, OK, keys={"ple.ngram_size": u32(2)})
+
+
+def too_few(name: str, have: int, want: int) -> Expect:
+    return bad_key(f"qwen4exp.ple.{name} has {have} entries, but at least {want} are required")
+
+
+add(COMBINED, "n-grams of four", too_few("layer_multipliers", 3, 4), keys={"ple.ngram_size": u32(4)})
+add(COMBINED, "three hashes of each n-gram", too_few("head_offsets", 4, 6), keys={"ple.heads_per_ngram": u32(3)})
+for name, want in (("layer_multipliers", 3), ("head_offsets", 4), ("head_vocab_sizes", 4)):
+    add(COMBINED, f"two {name}", too_few(name, 2, want), keys={f"ple.{name}": first(2)})
+    add(COMBINED, f"no {name}", too_few(name, 0, want), keys={f"ple.{name}": first(0)})
+sample()
+NO_RANGE = bad_key("PLE head 0 range does not fit the int32 row index")
+add(COMBINED, "an empty range of rows", NO_RANGE, keys={"ple.head_vocab_sizes": entry(0, 0)})
+add(COMBINED, "rows from 2^40 on", NO_RANGE, keys={"ple.head_offsets": entry(0, 2**40)})
+for layer, said in ((-100, 2**32 - 100), (-1, 2**32 - 1), (100, 100)):
+    add(COMBINED, f"n-grams in block {layer}", bad_key(f"PLE layer {said} is out of range"),
+        keys={"ple.layers": array(I32, [layer])})  # fmt: skip
+
+# Keys of other types
+add(COMBINED, "image_token_id is an i32",
+    bad_key("key qwen4exp.ple.image_token_id has wrong type i32 but expected type u32"),
+    keys={"ple.image_token_id": i32(3)})  # fmt: skip
+add(COMBINED, "one ratio for all, an i32", bad_key(f"key qwen4exp.{RATIOS} has wrong type i32 but expected type u32"),
+    keys={RATIOS: i32(4)})  # fmt: skip
+add(COMBINED, "one ratio for all", OK, keys={RATIOS: u32(4)})
+add(COMBINED, "one section for all", OK, keys={"rope.dimension_sections": scalar(0)})
+INTERVAL = "full_attention_interval"
+for value in (i32(4), Value(U64, 4)):
+    add(COMBINED, f"interval of type {value.type_name} beside recurrent_layers", OK, keys={INTERVAL: value})
+add(COMBINED, "interval is an i32", bad_key(f"key qwen4exp.{INTERVAL} has wrong type i32 but expected type u32"),
+    keys={INTERVAL: i32(4)}, remove_keys="attention.recurrent_layers")  # fmt: skip
+
+# Types that nothing is computed in
+for type_ in ("I8", "F64"):
+    add(COMBINED, f"n-gram table in {type_}", aborts("fatal error"), OK, retype={"per_layer_token_embd.weight": type_})
+    add(COMBINED, f"convolutions in {type_}", aborts("GGML_ASSERT(src1->nb[0] == sizeof(float)) failed"), OK,
+        retype={r".*ssm_conv1d\.weight": type_})  # fmt: skip
+    add(COMBINED, f"an injection in {type_}", CRASH, OK, retype={r"blk\.1\.hc_attn_inject\.weight": type_})

@@ -24,7 +24,7 @@ from faults import (
 )
 
 from nextn.gguf_schema.architecture import Role
-from nextn.gguf_schema.contents import array, string, u32
+from nextn.gguf_schema.contents import Value, array, f32, i32, string, u32
 from nextn.gguf_schema.types import ValueType
 
 COMBINED, TRUNK, MTP, SHARED = Role
@@ -163,3 +163,92 @@ add(COMBINED, "architecture misspelt", refuses("unknown model architecture: 'ste
 add(
     COMBINED, "another kind of window in a head", OK, SILENT, keys={"attention.sliding_window_pattern": entry(5, False)}
 )
+
+# Numbers that nothing can be computed with
+NAN, INF = float("nan"), float("inf")
+EPS, NO_CONTEXT = (
+    aborts("GGML_ASSERT(eps >= 0.0f) failed"),
+    aborts("GGML_ASSERT(n_ctx > 0 && n_prompt_tokens > 0) failed"),
+)
+RMS = "attention.layer_norm_rms_epsilon"
+for value, expected in ((NAN, EPS), (-1e-6, EPS), (0.0, SILENT), (INF, SILENT)):
+    add(COMBINED, f"rms epsilon {value}", expected, keys={RMS: f32(value)})
+sample()
+add(COMBINED, "no context", NO_CONTEXT, OK, keys={"context_length": u32(0)})
+add(COMBINED, "a context of 2^31", NO_CONTEXT, OK, keys={"context_length": u32(2**31)})
+for value in (NAN, 0.0, -5e6, INF):
+    add(COMBINED, f"rope.freq_base {value}", SILENT, OK, keys={"rope.freq_base": f32(value)})
+    add(COMBINED, f"rope.freq_base_swa {value}", SILENT, keys={"rope.freq_base_swa": f32(value)})
+for value in (NAN, INF, -3.0):
+    add(COMBINED, f"expert_weights_scale {value}", SILENT, OK, keys={"expert_weights_scale": f32(value)})
+for number in (5, 2**31):
+    add(COMBINED, f"gating function {number}", aborts("fatal error"), OK, keys={"expert_gating_func": u32(number)})
+add(COMBINED, "softmax gating", SILENT, OK, keys={"expert_gating_func": u32(1)})
+for number in (0, 2**31):
+    add(COMBINED, f"a window of {number}", SILENT, keys={"attention.sliding_window": u32(number)})
+add(COMBINED, "value_length 64", shape("blk.0.attn_v.weight", (128, 128), (128, 64, 1, 1)),
+    keys={"attention.value_length": u32(64)})  # fmt: skip
+add(COMBINED, "value_length 64, values as wide", shape("blk.0.attn_output.weight", (256, 128), (128, 128, 1, 1)),
+    keys={"attention.value_length": u32(64)}, reshape={r".*attn_v\.weight": (128, 128)})  # fmt: skip
+add(COMBINED, "no value_length", OK, remove_keys="attention.value_length")
+add(COMBINED, "1025 experts", aborts("GGML_ASSERT(hparams.n_expert <= LLAMA_MAX_EXPERTS) failed"),
+    keys={"expert_count": u32(1025)})  # fmt: skip
+add(COMBINED, "two groups of experts, none used", aborts("GGML_ASSERT(hparams.n_group_used > 0) failed"),
+    keys={"expert_group_count": u32(2)})  # fmt: skip
+add(COMBINED, "a window pattern of 600",
+    bad_key("array length 600 for key step35.attention.sliding_window_pattern exceeds max 512"),
+    keys={"attention.sliding_window_pattern": array(ValueType.BOOL, [True] * 600)})  # fmt: skip
+for key in ("leading_dense_block_count", "moe_every_n_layers"):
+    add(COMBINED, f"{key} is an i32", OK, keys={key: i32(1)}, note="no loader looks at it")
+
+# Keys of other types
+add(COMBINED, "file type is a text", refuses("key general.file_type has wrong type str but expected type u32"),
+    keys={"general.file_type": string("x")})  # fmt: skip
+add(COMBINED, "name is a number", bad_key("key general.name has wrong type u32 but expected type str"),
+    keys={"general.name": u32(3)})  # fmt: skip
+for key, value in (
+    *(("bos_token_id", i32(1)), ("eos_token_id", Value(ValueType.UINT64, 2)), ("fim_pre_token_id", i32(1))),
+    *(("seperator_token_id", i32(1)), ("add_bos_token", u32(1)), ("add_space_prefix", u32(1))),
+    *(("token_type_count", i32(3)), ("pre", u32(1)), ("model", u32(1))),
+):
+    types = {ValueType.INT32: "i32", ValueType.UINT64: "u64", ValueType.UINT32: "u32"}
+    wanted = "bool" if key.startswith("add_") else "str" if key in ("pre", "model") else "u32"
+    text = f"key tokenizer.ggml.{key} has wrong type {types[value.type]} but expected type {wanted}"
+    add(COMBINED, f"{key} is of type {types[value.type]}", no_vocabulary(text), keys={f"tokenizer.ggml.{key}": value})
+sample()
+add(COMBINED, "an id that is not looked at", OK, keys={"tokenizer.ggml.separator_token_id": i32(1)})
+for key, value in (
+    *(("merges", array(ValueType.INT32, range(20))), ("tokens", array(ValueType.INT32, range(512)))),
+    *(("token_type", array(ValueType.INT64, [1] * 512)), ("scores", array(ValueType.INT64, [1] * 512))),
+    *(("merges", string("a b")), ("tokens", string("a")), ("token_type", array(ValueType.UINT32, [1] * 512))),
+):
+    add(COMBINED, f"{key} of type {value.type_name}", no_vocabulary(f"invalid gguf type for tokenizer.ggml.{key}"),
+        keys={f"tokenizer.ggml.{key}": value})  # fmt: skip
+for key, value in (
+    *(("pre", string("")), ("merges", array(ValueType.STRING, []))),
+    *(("merges", array(ValueType.STRING, ["nospace"] * 9)), ("model", string("llama")), ("model", string("bert"))),
+):
+    add(
+        COMBINED,
+        f"{key} {value.value!r:.20}",
+        OK,
+        keys={f"tokenizer.ggml.{key}": value},
+        note="texts are cut otherwise",
+    )
+add(COMBINED, "no pre-tokenizer", OK, remove_keys="tokenizer.ggml.pre", note="texts are cut otherwise")
+
+# Types that nothing is computed in
+for type_ in ("I8", "I16", "I32", "I64", "F64", "Q8_1"):
+    add(COMBINED, f"attn_output in {type_}", CRASH, OK, retype={r"blk\.3\.attn_output\.weight": type_})
+    add(COMBINED, f"experts in {type_}", CRASH, OK, retype={r"blk\.3\.ffn_up_exps\.weight": type_})
+    add(COMBINED, f"eh_proj in {type_}", OK, CRASH, retype={r"blk\.5\.nextn\.eh_proj\.weight": type_})
+    add(COMBINED, f"output in {type_}", CRASH, OK, retype={r"output\.weight": type_})
+sample()
+for type_ in ("I8", "I16", "I64", "F64"):
+    add(COMBINED, f"token_embd in {type_}", aborts("fatal error"), retype={"token_embd.weight": type_})
+add(COMBINED, "token_embd in I32", aborts("GGML_ASSERT("), retype={"token_embd.weight": "I32"})
+add(COMBINED, "token_embd in Q8_1", CRASH, retype={"token_embd.weight": "Q8_1"})
+for type_ in ("NVFP4", "MXFP4", "Q2_0", "IQ4_NL"):
+    add(COMBINED, f"attn_output in {type_}", OK, retype={r"blk\.3\.attn_output\.weight": type_})
+add(COMBINED, "a norm in I32", aborts("binary_op: unsupported types: dst: f32, src0: f32, src1: i32"), OK,
+    retype={r"blk\.1\.attn_norm\.weight": "I32"})  # fmt: skip

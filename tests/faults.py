@@ -25,6 +25,8 @@ from nextn.gguf_schema.types import F32, TENSOR_TYPES, TensorType
 KeyChange = Value | Callable[[Value], Value]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
+# Types that nothing is quantized to: any data will do.
+OPAQUE = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "NVFP4", "Q2_0", "MXFP4", "IQ4_NL")
 # Keys that do not begin with the name of the architecture.
 WHOLE_KEYS = ("general.", "tokenizer.", "nextn.", "split.")
 
@@ -115,6 +117,8 @@ def _payload(raw: bytes, source: TensorInfo | None, tensor: TensorInfo, change: 
         quantized = np.frombuffer(raw, np.uint8).reshape(*source.ne[:0:-1], -1)
         values = gguf.quants.dequantize(quantized, gguf.GGMLQuantizationType(source.type.id))
         values = values if changed is None else changed(values.reshape(-1)).astype("<f4").reshape(values.shape)
+        if tensor.type.name in OPAQUE:
+            return b"\x11" * tensor.nbytes
         raw = gguf.quants.quantize(values, gguf.GGMLQuantizationType(tensor.type.id)).tobytes()
     return raw[: tensor.nbytes].ljust(tensor.nbytes, b"\0")
 
@@ -150,7 +154,8 @@ def scalar(index: int = 0) -> Callable[[Value], Value]:
     return lambda value: Value(value.element, value.items[index])  # type: ignore[arg-type]
 
 
-LOADS, WRONG, REFUSES, ABORTS, SEGFAULTS = "loads", "loads silently wrong", "refuses", "aborts", "segfaults"
+LOADS, WRONG, HANGS = "loads", "loads silently wrong", "hangs"
+REFUSES, ABORTS, SEGFAULTS = "refuses", "aborts", "segfaults"
 
 
 @dataclass(frozen=True)
@@ -161,7 +166,7 @@ class Expect:
     text: str = ""
 
 
-OK, SILENT, CRASH = Expect(LOADS), Expect(WRONG), Expect(SEGFAULTS)
+OK, SILENT, CRASH, HANGING = Expect(LOADS), Expect(WRONG), Expect(SEGFAULTS), Expect(HANGS)
 NO_HEAD = Expect(
     REFUSES, "context type MTP requested but model doesn't contain MTP layers; failed to create MTP context"
 )

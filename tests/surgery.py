@@ -17,9 +17,9 @@ import gguf
 import pytest
 
 from nextn.cli import main
-from nextn.convert.operations import Operation, plan_join, plan_retype, plan_split
 from nextn.convert.pipeline import Conversion, execute
 from nextn.convert.splitting import Split
+from nextn.convert.surgery.operations import Operation, plan_join, plan_retype, plan_split
 from nextn.gguf_schema.architecture import Role
 from nextn.gguf_schema.container import encode_header, lay_out
 from nextn.gguf_schema.contents import Contents, TensorInfo

@@ -48,7 +48,8 @@ def examine_blocks(contents: Contents, report: RoleReport, findings: Findings) -
         _examine_outside(contents, findings)
     if not _compare_uniform(trunk, report.explained, findings):
         _compare_alike(trunk, report.explained, findings)
-    _compare_with_trunk(contents, heads, trunk, findings)
+    if len(heads) == 1:  # Several are compared with each other.
+        _compare_with_trunk(contents, heads, trunk, findings)
     _examine_kinds(contents, heads, findings)
     _examine_norms(contents, findings)
 
@@ -140,18 +141,17 @@ def _examine_interval(contents: Contents, heads: Iterable[int], findings: Findin
 
 
 def _compare_uniform(blocks: dict[int, frozenset[str]], explained: frozenset[str], findings: Findings) -> bool:
-    """Whether all blocks of a trunk are alike but for one, which has less; a finding for each tensor that it lacks."""
+    """Whether all blocks of a trunk are alike but for one, which lacks a tensor; then a finding."""
     kinds = Counter(blocks.values())
     if len(kinds) != 2:
         return False
     (kind, number), (less, once) = kinds.most_common()
-    if once != 1 or number < UNIFORM or not less < kind:
+    if once != 1 or number < UNIFORM or not less < kind or len(kind - less) != 1:
         return False
-    (block,) = (i for i, names in blocks.items() if names == less)
-    for name in sorted(kind - less):
-        if f"blk.{block}.{name}" not in explained:
-            message = f"is missing, but all {number} other blocks of the trunk have it"
-            findings.warn("block-incomplete", f"blk.{block}.{name}", message, FROM_SOURCE)
+    (block,), (name,) = (i for i, names in blocks.items() if names == less), kind - less
+    if f"blk.{block}.{name}" not in explained:
+        message = f"is missing, but all {number} other blocks of the trunk have it"
+        findings.warn("block-incomplete", f"blk.{block}.{name}", message, FROM_SOURCE)
     return True
 
 

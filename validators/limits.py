@@ -157,6 +157,12 @@ def ngram_width_differs(_: Any, h: Any) -> bool:
     return bool(heads * h.embedding_length_per_layer_input != h.embedding_length)
 
 
+def sections_differ(x: Any, h: Any) -> bool:
+    """Sections of the rotation, one for each axis, that are of another number of dimensions; one value is for all."""
+    sections = h.rope_dimension_sections
+    return len(set(sections)) > 1 and x != 2 * sum(sections)
+
+
 EPSILON = "a small number above 0"
 EPS = asserts("eps >= 0.0f")
 WINDOW = "attention.sliding_window"
@@ -187,7 +193,7 @@ LIMITS: tuple[Limit, ...] = (
           QWEN4EXP),
     Limit(ROTATED, lambda x, _: x % 2 == 1, "an even number", ABORTS, asserts("n_dims % 2 == 0"), QWEN_ATTENTION,
           QWEN4EXP),
-    Limit(ROTATED, lambda x, h: x != 2 * sum(h.rope_dimension_sections), "twice the sum of rope.dimension_sections",
+    Limit(ROTATED, sections_differ, "twice the sum of rope.dimension_sections",
           WRONG, "other dimensions are rotated than the sections say", QWEN_ATTENTION, QWEN4EXP),
     # glm5-next
     Limit("hyper_connection.sinkhorn_iterations", no_count, "at least 1, and less than 2^31", ABORTS,
@@ -196,7 +202,7 @@ LIMITS: tuple[Limit, ...] = (
           asserts("a->ne[0] == b->ne[0]"), MLA, GLM5_NEXT),
     Limit(KEY, lambda x, h: x == 0 and h.attention_kv_lora_rank > 0, f"what {LATENT} is", REFUSES,
           "failed to allocate buffer for kv cache", MLA, GLM5_NEXT),
-    Limit(KEY, lambda x, h: x != h.attention_kv_lora_rank + h.rope_dimension_count, f"what {LATENT} is", ABORTS,
+    Limit(KEY, lambda x, h: x - h.attention_kv_lora_rank != 0, f"what {LATENT} is", ABORTS,
           asserts("a->ne[0] == b->ne[0]"), MLA, GLM5_NEXT),
     Limit("attention.indexer.top_k", lambda x, _: x == 0, "more than 0", WRONG, "nothing is selected", MLA, GLM5_NEXT),
     Limit("attention.indexer.kpool_select_tail", lambda x, _: x is False, "true", WRONG,

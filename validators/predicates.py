@@ -120,7 +120,9 @@ def pools_unused(loaded: Loaded, head: bool) -> str | None:
 
 
 def latent_of_other_width(loaded: Loaded, _: bool) -> str | None:
-    """A key of a glm5-next cache that is not as wide as the latent."""
+    """A key of a glm5-next cache that, when no key says how wide it is, is not as wide as the latent."""
+    if loaded.contents.get("attention.key_length") is not None:
+        return None
     wide = loaded.h.attention_kv_lora_rank + loaded.values["rope.dimension_count"]
     return "attention.key_length" if loaded.values["attention.key_length"] != wide else None
 

@@ -152,7 +152,7 @@ def _missing(
         findings.note("tensor-missing", tensor.name, message, None, loader_of(architecture.name))
         return
     if tensor.name.endswith(OWN_OUTPUT) and without is Without.WRONG:
-        message = f"is missing: llama.cpp b11549 borrows the target's {OUTPUT} for it, and drafts of the head differ"
+        message = f"{message}: it borrows the target's {OUTPUT}"
     if tensor.name == OUTPUT and without is Without.WRONG:
         message = f"is missing: llama.cpp b11549 silently takes {EMBEDDING} for it, right only for a tied model"
     remedy = "take it from the source (nextn convert) or from the file it was cut from"

@@ -41,7 +41,7 @@ def command(trunk: Path, head: Path, output: Path, **asked: Any) -> None:
 
     Keys and the tensors outside blocks are TRUNK's. HEAD may be of other types, and may be a combined file.
     """
-    from nextn.convert.operations import plan_join
+    from nextn.convert.surgery.operations import plan_join
 
     start = time.monotonic()
     nearest = nearest_folder(output.parent)

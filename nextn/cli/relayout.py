@@ -31,7 +31,7 @@ def command(file: Path, output: Path, layout: str, **asked: Any) -> None:
     The layout of FILE is recognised, and printed. Data is copied; a matrix that LAYOUT has in two is divided, or the
     two joined. Shards in which nothing changes are linked where the file system allows.
     """
-    from nextn.convert.operations import plan_relayout
+    from nextn.convert.surgery.operations import plan_relayout
 
     start = time.monotonic()
     nearest = nearest_folder(output.parent)

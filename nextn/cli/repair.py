@@ -30,8 +30,8 @@ def command(file: Path, output: Path, **asked: Any) -> None:
     Each change is printed with its reason. Where two repairs are possible nothing is done; for a healthy file no other
     is written.
     """
-    from nextn.convert.operations import plan_repair
     from nextn.convert.pipeline import Conversion
+    from nextn.convert.surgery.operations import plan_repair
 
     start = time.monotonic()
     nearest = nearest_folder(output.parent)

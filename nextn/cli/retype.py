@@ -36,7 +36,7 @@ Example:
 @report_options
 def command(file: Path, output: Path, **asked: Any) -> None:
     """Store tensors of FILE, or of its set of shards, in other types. All others are copied."""
-    from nextn.convert.operations import plan_retype
+    from nextn.convert.surgery.operations import plan_retype
     from nextn.convert.tensor_types import parse_rule
 
     start = time.monotonic()

@@ -36,7 +36,7 @@ def command(file: Path, output: Path, **asked: Any) -> None:
 
     Without --split-max-size or --split-max-tensors a trunk keeps the shards of FILE; a head is one file.
     """
-    from nextn.convert.operations import plan_split
+    from nextn.convert.surgery.operations import plan_split
 
     start = time.monotonic()
     nearest = nearest_folder(output)

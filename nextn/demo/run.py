@@ -151,15 +151,12 @@ def _by_llama_cpp(model: Path, prompts: Sequence[tuple[int, ...]], draft: Path |
 
 
 def _by_reference(model: Path, prompts: Sequence[tuple[int, ...]], draft: Path | None, n_max: int) -> llama_cpp.Outcome:
-    import torch
-
     from nextn.runtime.drafting import Options
-    from nextn.runtime.load import load_pair
+    from nextn.runtime.load import load_pair, use_threads
     from nextn.runtime.speculative import Speculator
     from nextn.runtime.text import Text
 
-    # Matrices this small are done before a second thread has woken up.
-    torch.set_num_threads(1)
+    use_threads(1)
     pair = load_pair(model, draft, drafting=n_max > 0)
     speculator = Speculator(pair.trunk, pair.heads, Options(n_max))
     runs = speculator.generate(prompts, N_PREDICT, Text(pair.file.contents).ends)

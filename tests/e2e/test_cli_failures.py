@@ -8,12 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from command import ALL_ROLES, INDEX, LAST_SHARD, NEXTN, STEP, result, run
 
 from nextn.cli.report import exit_status_of
+from nextn.gguf_schema.architecture import Role
 from nextn.gguf_schema.errors import InputError
 
 
@@ -185,6 +187,15 @@ def test_closed_streams(closed: str, tmp_path: Path) -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, check=False, timeout=60)  # noqa: S607
     assert done.returncode == 0
     assert [path.suffix for path in tmp_path.iterdir()] == [".gguf"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize("json_option", ["", "--json"])
+def test_a_full_disk_behind_stdout(json_option: str, converted: Callable[[str], dict[Role, Path]]) -> None:
+    """It ended with a traceback, and with 1 as if the verdict were negative."""
+    command = f'"{NEXTN}" validate "{converted("step35")[Role.MTP]}" {json_option} > /dev/full'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, check=False, timeout=60, text=True)  # noqa: S607
+    assert (done.returncode, done.stderr) == (3, "error: stdout: cannot be written: No space left on device\n")
 
 
 def test_names_that_are_not_utf8(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from families import FAMILIES
 from fault_tables import FAULTS, SAMPLE
-from faults import ABORTS, LOADS, REFUSES, SEGFAULTS, WRONG, Expect, Fault, edit
+from faults import ABORTS, HANGS, LOADS, REFUSES, SEGFAULTS, WRONG, Expect, Fault, edit
 
 from nextn.gguf_schema.architecture import Role
 from nextn.gguf_schema.shards import open_gguf
@@ -26,17 +26,21 @@ if TYPE_CHECKING:
 
 pytest.importorskip("xllamacpp")
 
-STATUS = {LOADS: "ok", WRONG: "ok", REFUSES: "error", ABORTS: "abort", SEGFAULTS: "segfault"}
+STATUS = {LOADS: "ok", WRONG: "ok", HANGS: "timeout", REFUSES: "error", ABORTS: "abort", SEGFAULTS: "segfault"}
+PATIENCE = 30.0  # seconds, where nothing is to come
 B11549 = "llama.cpp@b11549"
 
 LONG = [pytest.param(fault, id=name, marks=pytest.mark.long) for name, fault in FAULTS.items() if not fault.sampled]
 EVERY_FAULT = [*(pytest.param(fault, id=name) for name, fault in SAMPLE.items()), *LONG]
 
 
-def answer(model: Path, prompt: list[int], draft: Path | None = None, n_predict: int = 4) -> llama_cpp.Outcome:
+def answer(
+    model: Path, prompt: list[int], draft: Path | None = None, n_predict: int = 4, timeout_s: float = 300.0
+) -> llama_cpp.Outcome:
     """What llama.cpp does with a prompt, and with drafts of two tokens if there is a `draft`."""
     for _ in range(2):
-        outcome = llama_cpp.run(model, [prompt], draft=draft, n_max=2 if draft else 0, n_predict=n_predict)
+        n_max = 2 if draft else 0
+        outcome = llama_cpp.run(model, [prompt], draft=draft, n_max=n_max, n_predict=n_predict, timeout_s=timeout_s)
         # The log is written by a thread of its own, and a refusal may end the process before that is done.
         if not outcome.message.startswith("exit status"):
             break
@@ -53,7 +57,8 @@ def test_the_library_does_what_is_forecast(converted: Converted, tmp_path: Path,
     path = edit(files[fault.base], tmp_path / "faulty.gguf", fault.edit)
     rows = {row.as_: row for row in forecast(open_gguf(path).contents, runtime=B11549)}
     for use, expected in (("main", fault.main), ("draft", fault.draft)):
-        outcome = answer(path, prompt) if use == "main" else answer(files[Role.TRUNK], prompt, path)
+        files_of_use = (path, prompt) if use == "main" else (files[Role.TRUNK], prompt, path)
+        outcome = answer(*files_of_use, timeout_s=PATIENCE if expected.outcome == HANGS else 300.0)
         check(outcome, expected)
         # Words of the forecast's own explain what loads, and a segmentation fault has no words.
         text = rows[use].message if rows[use].outcome in (REFUSES, ABORTS) else ""

@@ -16,8 +16,8 @@ from command import result, run
 from interrupted import hashes
 from surgery import carried_out, refused, seen, shown, untouched
 
-from nextn.convert.operations import plan_retype, plan_split
 from nextn.convert.splitting import Split
+from nextn.convert.surgery.operations import plan_retype, plan_split
 from nextn.gguf_schema.architecture import Role
 from nextn.gguf_schema.shards import open_gguf
 from nextn.gguf_schema.types import Q8_0

@@ -18,8 +18,8 @@ from command import NEXTN, result, run
 from edited_contents import generic, with_key, with_number, with_tensor, without
 from surgery import carried_out, command, refused, seen, shown, write
 
-from nextn.convert.operations import plan_split
 from nextn.convert.splitting import Split
+from nextn.convert.surgery.operations import plan_split
 from nextn.gguf_schema.architecture import Role
 from nextn.gguf_schema.container import encode_header, lay_out
 from nextn.gguf_schema.contents import Contents, TensorInfo, array, string, u32

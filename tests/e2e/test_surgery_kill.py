@@ -15,7 +15,7 @@ from edited_contents import generic
 from interrupted import Striker, calls, child, hashes
 from surgery import carried_out, untouched, write
 
-from nextn.convert.operations import Operation, plan_join, plan_retype, plan_split
+from nextn.convert.surgery.operations import Operation, plan_join, plan_retype, plan_split
 from nextn.gguf_schema.architecture import Role
 from nextn.gguf_schema.errors import InputError
 

@@ -18,8 +18,8 @@ from by_hand import EH_PROJ, FORKS, HEAD_ALONE, LETTERS, OLD_GLM, Hand, by_hand
 from families import FAMILIES
 from surgery import carried_out, seen
 
-from nextn.convert.operations import plan_relayout
 from nextn.convert.pipeline import convert
+from nextn.convert.surgery.operations import plan_relayout
 from nextn.gguf_schema.architecture import Role
 from nextn.gguf_schema.errors import VerdictError
 from nextn.validators.examine import examine

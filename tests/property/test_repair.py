@@ -8,7 +8,7 @@ from edited_contents import planned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nextn.convert.repair import repair
+from nextn.convert.surgery.repair import repair
 from nextn.gguf_schema.architecture import Role
 from nextn.gguf_schema.contents import Contents, Value, array, string, u32
 from nextn.gguf_schema.edit import Edit, taken

@@ -136,6 +136,18 @@ def test_dimensions(ne: list[int], words: str) -> None:
     assert model.contents.tensors["a"].nbytes == 32, "as far as the next one"
 
 
+@pytest.mark.parametrize("tensors", [[tensor("a", [8]), tensor("b", [0], offset=32)], [tensor("a", [0, 4])]])
+def test_a_tensor_without_elements_takes_no_place(tensors: list[bytes]) -> None:
+    """At the end of a file it was called truncated: nothing is missing."""
+    _, findings = examine(header(tensors=tensors) + bytes(32 * (len(tensors) - 1)))
+    assert [finding.rule for finding in findings] == ["bad-dimensions"]
+
+
+def test_keys_about_splitting_are_of_one_type() -> None:
+    finding = only(header([key("split.count", UINT32, struct.pack("<I", 1))], TWO) + DATA)
+    assert (finding.rule, finding.message) == ("shard-keys", "key 'split.count': UINT32 1, want UINT16")
+
+
 def test_more_dimensions_than_are_worth_reading() -> None:
     with pytest.raises(InputError, match="tensor 't': 1000000 dimensions"):
         examine(header(tensors=[text("t") + struct.pack("<I", 10**6) + bytes(64)]))

@@ -21,7 +21,7 @@ from edited_contents import (
     without_keys,
 )
 
-from nextn.convert.cut import cut
+from nextn.convert.surgery.cut import cut
 from nextn.gguf_schema.architecture import Role
 from nextn.gguf_schema.contents import Contents, Value, array, string, u32
 from nextn.gguf_schema.errors import NextnError, UsageError, VerdictError

@@ -22,7 +22,7 @@ from edited_contents import (
     without_keys,
 )
 
-from nextn.convert.joining import join, rehydrate
+from nextn.convert.surgery.joining import join, rehydrate
 from nextn.gguf_schema.architecture import Role
 from nextn.gguf_schema.contents import Contents, Value, array, boolean, string, u32
 from nextn.gguf_schema.edit import Edit

@@ -20,6 +20,7 @@ from edited_contents import (
     TRUNK,
     TYPES,
     WARNING,
+    examine,
     found,
     generic,
     items,
@@ -149,6 +150,12 @@ def test_case_c14_an_array_over_blocks_has_another_length(
 def test_a_pattern_may_be_longer_than_it_needs_to_be() -> None:
     contents = with_array(planned(STEP, TRUNK), PATTERN, items(planned(STEP), PATTERN), ValueType.BOOL)
     assert found(contents) == [(WARNING, "array-length", PATTERN)]
+    assert found(with_array(planned(STEP), PATTERN, [True] * 600, ValueType.BOOL)) == [(ERROR, "array-length", PATTERN)]
+
+
+def test_keys_that_say_what_a_file_is_are_of_one_type() -> None:
+    for key, value in (("general.file_type", string("x")), ("general.name", u32(3))):
+        assert found(with_key(planned(STEP), key, value)) == [(ERROR, "key-type", key)]
 
 
 @pytest.mark.parametrize("architecture", ["deepseek2", "glm4moe", "qwen35", "mimo2", "exaone-moe"])
@@ -200,6 +207,9 @@ def test_case_v11_a_known_key_under_a_foreign_prefix() -> None:
     contents = with_number(contents, "tokenizer.ggml.nextn_predict_layers", 3)
     assert found(contents)[1:] == [(ERROR, "foreign-prefix", "tokenizer.ggml.nextn_predict_layers")]
     assert "did you mean step35.nextn_predict_layers (which is missing)" in message(contents, "foreign-prefix")
+    remedies = [finding.remedy for finding in examine(contents)[1] if finding.rule == "foreign-prefix"]
+    rename = "rename tokenizer.ggml.nextn_predict_layers to step35.nextn_predict_layers"
+    assert remedies == [f"nextn repair FILE -o OUT.gguf, or {rename}"], "the tokenizer's keys stay where they are"
 
 
 def test_the_same_key_under_both_prefixes() -> None:

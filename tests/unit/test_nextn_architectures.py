@@ -8,13 +8,16 @@ from edited_contents import (
     found,
     generic,
     message,
+    with_array,
     with_number,
     with_tensor,
+    with_type,
     without,
 )
 
 from nextn.gguf_schema.contents import Contents
 from nextn.gguf_schema.nextn_architectures import NEXTN_ARCHITECTURES
+from nextn.gguf_schema.types import BF16, TENSOR_TYPES, ValueType
 
 FAMILIES = ("step35", "qwen4exp", "glm5-next")
 NEXTN = "nextn_predict_layers"
@@ -88,8 +91,11 @@ def test_a_file_that_is_a_head_as_a_whole() -> None:
 def test_case_s14_the_tail_block_is_a_head_not_a_recurrent_layer() -> None:
     """A combined file of a hybrid model: an interval says which trunk layers have attention, and nothing of heads."""
     contents = generic("qwen35", range(4), (4,), block_count=5, nextn_predict_layers=1, full_attention_interval=2)
-    assert not found(contents)
+    assert found(contents) == [("note", "old-builds-misread", "full_attention_interval")]
+    assert "takes blk.4, a head, for a recurrent layer" in message(contents, "old-builds-misread")
     assert examine(contents)[0].first_head == 4
+    assert not found(with_number(contents, "full_attention_interval", 5)), "the formula says of blk.4 what it is"
+    assert not found(without(contents, "blk.0.", "blk.1.", "blk.2.", "blk.3.")), "no build takes a head for a model"
 
 
 ERROR, WARNING = "error", "warning"
@@ -121,6 +127,37 @@ def test_kinds_of_layers_that_differ_are_no_fault() -> None:
     assert found(without(contents, "blk.1.ffn_up.weight", "blk.3.ffn_up.weight")) == []
     assert found(without(contents, "blk.0.ffn_up.weight", "blk.0.ffn_down.weight")) == []
     assert found(with_tensor(contents, "blk.2.extra.weight", (8,))) == []
+
+
+def test_one_of_three_blocks_lacks_a_tensor() -> None:
+    contents = generic("qwen35", range(3), (3,), block_count=4, nextn_predict_layers=1)
+    for name in ("blk.1.attn_q.weight", "blk.3.attn_q.weight"):
+        assert found(without(contents, name)) == [(WARNING, "block-incomplete", name)]
+
+
+def test_what_every_trunk_has_outside_of_its_blocks() -> None:
+    contents = generic("qwen35", range(4), (4,), block_count=5, nextn_predict_layers=1)
+    name = "token_embd.weight"
+    assert found(without(contents, name)) == [(ERROR, "tensor-missing", name)]
+    assert (ERROR, "tensor-shape", name) in found(with_tensor(contents, name, (4, 3)))
+    assert found(without(contents, "output_norm.weight")) == [(WARNING, "tensor-missing", "output_norm.weight")]
+
+
+def test_types_and_widths_that_no_architecture_computes_with() -> None:
+    contents = generic("qwen35", range(4), (4,), block_count=5, nextn_predict_layers=1)
+    norm, matrix = "blk.1.attn_norm.weight", "blk.4.nextn.eh_proj.weight"
+    assert found(with_type(contents, norm, BF16)) == [(ERROR, "tensor-type", norm)]
+    assert found(with_tensor(contents, norm, (4,))) == [(ERROR, "tensor-shape", norm)]
+    assert found(with_type(contents, matrix, TENSOR_TYPES["I8"])) == [(ERROR, "tensor-type", matrix)]
+    assert not found(with_type(contents, matrix, BF16))
+
+
+def test_case_s15_a_key_that_tells_kinds_counts_no_head_as_recurrent() -> None:
+    contents = generic("qwen35", range(4), (4,), block_count=5, nextn_predict_layers=1)
+    key = "attention.recurrent_layers"
+    kinds = [True, True, False, True]
+    assert not found(with_array(contents, key, [*kinds, False], ValueType.BOOL))
+    assert found(with_array(contents, key, [*kinds, True], ValueType.BOOL)) == [(ERROR, "layer-kinds", key)]
 
 
 def test_other_architectures_are_left_alone() -> None:

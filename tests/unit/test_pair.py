@@ -106,6 +106,12 @@ MISMATCHES = (
              draft=Edit(keys={"expert_used_count": u32(3)})),
     Mismatch("an entry", ERROR, "pair-key", "entry 1 is 4 in the head, 6 in the trunk",
              draft=Edit(keys={"attention.head_count": entry(1, 4)})),
+    Mismatch("a number that only the trunk has", ERROR, "pair-key",
+             "is 5000000.0 in the trunk and missing in the head, whose loader takes 10000.0",
+             draft=Edit(remove_keys="rope.freq_base")),
+    Mismatch("a number that only the head has", ERROR, "pair-key",
+             "is 3.0 in the head and missing in the trunk, whose loader takes 1.0",
+             trunk=Edit(remove_keys="expert_weights_scale")),
     Mismatch("context lengths", WARNING, "pair-key-harmless", "is 8192 in the head, 4096 in the trunk",
              draft=Edit(keys={"context_length": u32(8192)})),
     Mismatch("layouts", WARNING, "pair-layout", "the trunk in layout upstream", "qwen4exp", roles=(COMBINED, MTP),
@@ -146,6 +152,12 @@ def test_every_mismatch_has_a_message_of_its_own() -> None:
 @pytest.mark.parametrize("draft", [COMBINED, MTP, SHARED])
 def test_a_good_pair_is_clean(family: str, trunk: Role, draft: Role) -> None:
     assert examined(good(family)[trunk], good(family)[draft], n_max=3) == []
+
+
+def test_a_key_that_says_what_would_be_assumed_is_not_missed() -> None:
+    files = good("step35")
+    for key in ("rope.freq_base_swa", "moe_every_n_layers", "leading_dense_block_count"):
+        assert not examined(files[TRUNK], edited(files[MTP], remove_keys=key)), key
 
 
 def test_files_the_wrong_way_round_are_told_so() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +20,11 @@ from gguf.quants import dequantize, quantize
 from small_files import Tensors, f32, make, noise
 
 from nextn.gguf_schema.architecture import Role
+from nextn.gguf_schema.errors import InputError
 from nextn.gguf_schema.shards import open_gguf
 from nextn.gguf_schema.types import TENSOR_TYPES
 from nextn.validators import scan
+from nextn.validators.examine import examine
 from nextn.validators.findings import Findings
 from nextn.validators.payload import examine_payload
 from nextn.validators.scan import FLOATS
@@ -116,7 +120,7 @@ class TestNotFinite:
     def test_many_tensors(self) -> None:
         bad = np.full((2, 32), np.nan, np.float32)
         messages = found({f"blk.{i}.w.weight": f32(bad) for i in range(7)})
-        assert [rule for _, rule, _, _ in messages] == ["not-finite"] * 5 + ["constant-rows"] * 5
+        assert [rule for _, rule, _, _ in messages] == ["not-finite"] * 5 + ["constant-rows"] * 5 + ["blocks-equal"]
         assert messages[4][3] == "and 3 tensors more: blk.4.w.weight, blk.5.w.weight, blk.6.w.weight"
 
 
@@ -231,5 +235,43 @@ class TestCopies:
         messages = found({"token_embd.weight": self.OUTPUT, name: self.OUTPUT, **self.HEADS})
         assert messages == [("note", "embedding-copied", "token_embd.weight", f"the same 2048 bytes as in {name}")]
 
-    def test_equal_tensors_of_the_trunk_are_not_compared(self) -> None:
-        assert found({"blk.0.a.weight": self.OUTPUT, "blk.1.a.weight": self.OUTPUT}) == []
+    def test_equal_matrices_of_two_blocks(self) -> None:
+        tensors = {"blk.0.a.weight": self.OUTPUT, "blk.1.a.weight": self.OUTPUT, "blk.1.b.weight": self.OUTPUT}
+        message = "the same 2048 bytes as in blk.1.a.weight"
+        assert found(tensors) == [("warning", "blocks-equal", "blk.0.a.weight", message)]
+        norm = f32(noise(512))
+        assert found({"blk.0.a_norm.weight": norm, "blk.1.a_norm.weight": norm}) == [], "norms may be"
+
+    def test_equal_experts(self) -> None:
+        one, others = noise(4, 32), noise(3, 4, 32)
+        name = "blk.1.ffn_up_exps.weight"
+        message = "3 experts of 4 hold the same bytes as another one"
+        assert found({name: f32([one] * 4)}) == [("warning", "experts-equal", name, message)]
+        assert found({name: f32([one, *others[1:]])}) == []
+
+    @pytest.mark.parametrize(("kind", "quant"), [("Q8_0", b"\0" * 32), ("Q4_0", b"\x88" * 16)])
+    def test_quants_of_zero_under_scales(self, kind: str, quant: bytes) -> None:
+        blocks = [np.float16(1 + i / 16).tobytes() + quant for i in range(4)]
+        lost = [("warning", "all-zero", WEIGHT, "all 128 values are zero")]
+        assert found({WEIGHT: (kind, (64, 2), b"".join(blocks))}) == lost
+        blocks[3] = blocks[3][:-1] + b"\1"
+        assert "all-zero" not in [rule for _, rule, _, _ in found({WEIGHT: (kind, (64, 2), b"".join(blocks))})]
+
+
+def test_a_file_that_is_written_to_while_it_is_read(
+    converted: Callable[[str], dict[Role, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Header and data are then not of one file; whatever was found of them is worth nothing."""
+    path = Path(shutil.copy(converted("step35")[Role.MTP], tmp_path))
+
+    def rewrite(*arguments: object) -> None:
+        with path.open("r+b") as out:
+            out.seek(-32, os.SEEK_END)
+            out.write(bytes(32))
+        examine_payload(*arguments)  # type: ignore[arg-type]
+
+    assert examine(path, deep=True).ok
+    monkeypatch.setattr("nextn.validators.payload.examine_payload", rewrite)
+    with pytest.raises(InputError, match="was changed while it was read") as caught:
+        examine(path, deep=True)
+    assert (caught.value.code, caught.value.exit_status) == ("source-changed", 3)

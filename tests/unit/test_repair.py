@@ -32,8 +32,8 @@ from edited_contents import (
 )
 from edited_contents import renamed as renamed_tensors
 
-from nextn.convert.repair import repair
-from nextn.convert.repair_arrays import PROOFS_OF, proofs
+from nextn.convert.surgery.repair import repair
+from nextn.convert.surgery.repair_arrays import PROOFS_OF, proofs
 from nextn.gguf_schema.architecture import Role, Rule
 from nextn.gguf_schema.contents import Contents, Value, array, i32, string, u32
 from nextn.gguf_schema.edit import Edit, taken

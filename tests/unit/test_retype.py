@@ -12,7 +12,7 @@ from edited_contents import MTP, generic, planned, with_key, with_number, with_t
 from small_files import noise
 from surgery import retyped, seen
 
-from nextn.convert.retype import retype
+from nextn.convert.surgery.retype import retype
 from nextn.gguf_schema.container import encode_header, lay_out
 from nextn.gguf_schema.contents import Contents, TensorInfo, string, u32
 from nextn.gguf_schema.errors import InputError, NextnError, UsageError, VerdictError

@@ -222,6 +222,15 @@ def test_a_role_is_asserted() -> None:
     assert findings[0].remedy == "nextn split FILE -o DIR --emit mtp"
 
 
+@pytest.mark.parametrize("head", [MTP, MTP_SHARED])
+def test_case_r01_a_head_is_taken_for_a_model(head: Role) -> None:
+    findings = Findings()
+    assert_role(examine_role(planned("step35", head), Findings()), TRUNK, "head.gguf", findings)
+    assert [(finding.message, finding.remedy) for finding in findings] == [
+        (f"is {head}, want trunk", "this is a draft head; give its trunk")
+    ]
+
+
 def test_a_number_that_no_loader_takes_costs_nothing() -> None:
     """A hostile block count or block number makes no list of that length."""
     for contents in (

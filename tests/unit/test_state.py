@@ -1,26 +1,18 @@
-"""What a sequence keeps: written, taken back, forked, saved; and sessions, of which nothing half-made is left."""
+"""What a sequence keeps: written, taken back, forked, and made again from its tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
+from reading_model import MODEL, WIDTH, reads, says
 from torch import Tensor
 
-from nextn.gguf_schema.contents import Contents, string
-from nextn.gguf_schema.errors import InputError, UsageError
-from nextn.runtime import session as module
+from nextn.gguf_schema.errors import UsageError
 from nextn.runtime.model import Chunk
-from nextn.runtime.session import FORMAT, Session, load_session, no_hidden, open_session, rows_of, shifted
-from nextn.runtime.state import ROLLBACK, RollbackError, Rows, State, Trail
-
-WIDTH = 3
+from nextn.runtime.state import RollbackError, Rows, Trail
 
 
 def numbers(*values: float, width: int = WIDTH) -> Tensor:
@@ -36,55 +28,6 @@ def rows_with(*values: float) -> Rows:
 
 def held(rows: Rows, count: int) -> list[float]:
     return rows.first(count)[:, 0].tolist()
-
-
-@dataclass
-class Model:
-    """Keeps its tokens, and as a trail their sum so far."""
-
-    name: str = "toy"
-    vocab_size: int = 50
-    hidden_width: int = WIDTH
-    dtype: torch.dtype = torch.float32
-    device: str = "cpu"
-    count: int = 1
-
-    @property
-    def contents(self) -> Contents:
-        return Contents({"general.architecture": string(self.name)}, {})
-
-    def new_state(self, rollback: int = ROLLBACK) -> State:
-        rows = {"tokens": Rows((), torch.int64), "keys": Rows((2, self.hidden_width), self.dtype)}
-        return State(rows, {"blk.1.sum": Trail(torch.zeros(1, dtype=self.dtype), rollback)})
-
-    def read(self, state: State, *tokens: int, positions: list[int] | None = None) -> None:
-        """Rows with positions count as an image's."""
-        image = None if positions is None else torch.zeros(len(tokens), 1)
-        chunk = Chunk(state, tokens, image, positions=positions)
-        state.rows["tokens"].write(chunk.first, torch.tensor(tokens))
-        keys = torch.tensor(tokens, dtype=self.dtype)[:, None, None]
-        state.rows["keys"].write(chunk.first, keys.expand(-1, 2, self.hidden_width))
-        trail = state.trails["blk.1.sum"]
-        for place, token in enumerate(tokens, chunk.first):
-            trail.put(place + 1, trail.at(place) + token)
-        chunk.advance()
-
-
-MODEL: Any = Model()
-
-
-def says(state: State) -> tuple[list[int], float, int, int]:
-    """All that a state of the model holds."""
-    tokens = state.rows["tokens"].first(state.length).tolist()
-    assert state.rows["keys"].first(state.length)[:, 1, 2].tolist() == tokens
-    return tokens, float(state.trails["blk.1.sum"].at(state.length)), state.length, state.position
-
-
-def reads(*tokens: int, rollback: int = ROLLBACK) -> State:
-    state = MODEL.new_state(rollback)
-    if tokens:
-        MODEL.read(state, *tokens)
-    return state
 
 
 # Rows and trails
@@ -317,166 +260,3 @@ def test_tensors_that_do_not_fit_change_nothing(case: str) -> None:
     with pytest.raises(error):
         state.load_tensors(tensors)
     assert says(state) == says(reads(7, 8))
-
-
-# Sessions
-
-
-def session_of(*tokens: int, last: int | None = 9, heads: bool = True) -> Session:
-    session = open_session(MODEL, MODEL if heads else None)
-    for state in (session.trunk, session.heads):
-        if state is not None:
-            MODEL.read(state, *tokens)
-    session.pending, session.last, session.tokens = torch.tensor([1.0, 2.0, 3.0]), last, [*tokens, -1]
-    return session
-
-
-def saved(session: Session, path: Path) -> Path:
-    session.save(path / "s.session", "toy")
-    return path / "s.session"
-
-
-@pytest.mark.parametrize("last", [None, 0, 9])
-@pytest.mark.parametrize("heads", [False, True])
-def test_a_session_comes_back_whole(tmp_path: Path, last: int | None, heads: bool) -> None:
-    """A prompt cache brought both caches back, but not the hidden row between them (case R11)."""
-    session = session_of(1, 2, 3, last=last, heads=heads)
-    session.drafting = False
-    loaded = load_session(saved(session, tmp_path), MODEL, MODEL if heads else None)
-    assert says(loaded.trunk) == says(session.trunk)
-    assert (loaded.last, loaded.tokens, loaded.drafting) == (last, [1, 2, 3, -1], False)
-    assert loaded.pending.tolist() == [1, 2, 3]
-    assert (loaded.heads is not None) == heads
-    assert loaded.heads is None or says(loaded.heads) == says(reads(1, 2, 3))
-
-
-def test_an_empty_session_can_be_saved(tmp_path: Path) -> None:
-    loaded = load_session(saved(open_session(MODEL, MODEL), tmp_path), MODEL, MODEL)
-    assert (loaded.trunk.length, loaded.tokens, loaded.last) == (0, [], None)
-    assert torch.equal(loaded.pending, no_hidden(MODEL))
-
-
-def test_values_that_share_memory_can_be_saved(tmp_path: Path) -> None:
-    session = session_of(1, 2)
-    trail = session.trunk.trails["blk.1.sum"]
-    trail.put(1, trail.at(2))
-    session.pending = torch.arange(6.0).reshape(2, 3)[1]
-    loaded = load_session(saved(session.fork(), tmp_path), MODEL, MODEL)
-    assert float(loaded.trunk.trails["blk.1.sum"].at(1)) == 3
-    assert loaded.pending.tolist() == [3, 4, 5]
-
-
-def test_heads_may_be_left_out_but_not_made_up(tmp_path: Path) -> None:
-    assert load_session(saved(session_of(1, 2), tmp_path), MODEL, None).heads is None
-    with pytest.raises(InputError, match="saved without draft heads"):
-        load_session(saved(session_of(1, 2, heads=False), tmp_path), MODEL, MODEL)
-
-
-def test_a_session_may_keep_fewer_rows_than_it_was_saved_with(tmp_path: Path) -> None:
-    loaded = load_session(saved(session_of(*range(9)), tmp_path), MODEL, MODEL, rollback=2)
-    with pytest.raises(RollbackError):
-        loaded.trunk.truncate(6)
-    loaded.trunk.truncate(7)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"architecture": "other"}, "is no session of toy"),
-        ({"format": "nextn session 0"}, "is no session of toy"),
-        ({"format": None}, "is no session of toy"),
-        ({"last": "50"}, "tokens beyond"),
-        ({"last": "-1"}, "tokens beyond"),
-        ({"last": "x"}, "does not fit"),
-        ({"last": None}, "lacks 'last'"),
-        ({"pending": torch.zeros(WIDTH + 1)}, "pending"),
-        ({"pending": torch.zeros(WIDTH, dtype=torch.float64)}, "pending"),
-        ({"tokens": torch.tensor([50])}, "tokens beyond"),
-        ({"tokens": torch.tensor([[1]])}, "tokens are"),
-        ({"tokens": None}, "lacks 'tokens'"),
-        ({"trunk.place": None}, "lacks 'place'"),
-        ({"trunk.rows.keys": torch.zeros(3, 2, WIDTH + 1)}, "want"),
-        ({"heads.rows.more": torch.zeros(1)}, "no part"),
-    ],
-    ids=str,
-)
-def test_a_file_of_something_else_is_an_input_error(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    path = saved(session_of(1, 2, 3), tmp_path)
-    with safetensors.safe_open(path, "pt") as file:
-        told, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    for name, value in change.items():
-        place = told if name in ("architecture", "format", "last") else tensors
-        place.pop(name) if value is None else place.update({name: value})
-    safetensors.torch.save_file(tensors, path, told)
-    with pytest.raises(InputError, match=message) as caught:
-        load_session(path, MODEL, MODEL)
-    assert caught.value.subject == str(path)
-
-
-def test_a_model_of_other_width_or_type_refuses_a_session(tmp_path: Path) -> None:
-    path = saved(session_of(1, 2, 3), tmp_path)
-    for other in (Model(hidden_width=4), Model(dtype=torch.float64), Model(vocab_size=9)):
-        model: Any = other
-        with pytest.raises(InputError):
-            load_session(path, model, model)
-
-
-def test_no_damage_makes_anything_but_an_input_error(tmp_path: Path) -> None:
-    """Cut at many places, and with a bit turned in the header."""
-    path = saved(session_of(1, 2, 3), tmp_path)
-    whole = path.read_bytes()
-    for size in (0, 4, 8, 100, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:size])
-        with pytest.raises(InputError):
-            load_session(path, MODEL, MODEL)
-    for place in range(0, 900, 7):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
-        with suppress(InputError):
-            load_session(path, MODEL, MODEL)
-
-
-@pytest.mark.parametrize("content", [b"", b"\x80\x04K\x01.", b"PK\x03\x04" + bytes(100)])
-def test_pickles_and_other_files_are_not_read(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "s").write_bytes(content)
-    for path in (tmp_path / "s", tmp_path / "absent", tmp_path):
-        with pytest.raises(InputError, match="cannot be read as a session"):
-            load_session(path, MODEL, MODEL)
-
-
-def test_a_file_is_complete_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = saved(session_of(1, 2, 3), tmp_path)
-    before = path.read_bytes()
-
-    def full(_: dict[str, Tensor], to: Path, __: dict[str, str]) -> None:
-        to.write_bytes(before[:50])
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(module, "save_file", full)
-    with pytest.raises(InputError, match="No space left"):
-        session_of(4).save(path, "toy")
-    assert path.read_bytes() == before
-    assert [file.name for file in tmp_path.iterdir()] == [path.name]
-
-
-def test_a_folder_that_is_not_there_is_an_input_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot be written"):
-        session_of(1).save(tmp_path / "absent" / "s", "toy")
-
-
-def test_a_fork_of_a_session_is_another() -> None:
-    session = session_of(1, 2)
-    fork = session.fork()
-    MODEL.read(fork.trunk, 5)
-    fork.tokens.append(5)
-    assert says(session.trunk) == says(reads(1, 2))
-    assert session.tokens == [1, 2, -1]
-
-
-def test_heads_take_the_hidden_row_of_the_token_before() -> None:
-    session = session_of(1)
-    assert shifted(session, numbers(7, 8, 9)).tolist() == [[1, 2, 3], [7, 7, 7], [8, 8, 8]]
-    assert [len(part) for part in rows_of([2, 0, 1], numbers(7, 8, 9))] == [2, 0, 1]
-
-
-def test_the_format_has_a_version() -> None:
-    assert FORMAT.split()[-1].isdecimal()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nextn.convert.repair_ledger import Ledger
+from nextn.convert.surgery.repair_ledger import Ledger
 from nextn.gguf_schema.architecture import block_of
 from nextn.gguf_schema.contents import Contents, u32
 from nextn.gguf_schema.errors import counted

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nextn.convert.repair_arrays import repair_arrays
-from nextn.convert.repair_blocks import repair_blocks
-from nextn.convert.repair_keys import repair_prefixes, repair_spelling, repair_split_keys
-from nextn.convert.repair_ledger import Ledger
+from nextn.convert.surgery.repair_arrays import repair_arrays
+from nextn.convert.surgery.repair_blocks import repair_blocks
+from nextn.convert.surgery.repair_keys import repair_prefixes, repair_spelling, repair_split_keys
+from nextn.convert.surgery.repair_ledger import Ledger
 from nextn.gguf_schema.contents import Contents
 from nextn.gguf_schema.edit import Edit, unchanged
 from nextn.gguf_schema.errors import VerdictError, counted

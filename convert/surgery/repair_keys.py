@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from difflib import get_close_matches
 
-from nextn.convert.repair_ledger import Ledger, same, shown
+from nextn.convert.surgery.repair_ledger import Ledger, same, shown
 from nextn.gguf_schema.architecture import FILE_TYPE, block_of
 from nextn.gguf_schema.contents import Contents, Value, string
 from nextn.gguf_schema.errors import counted, listed

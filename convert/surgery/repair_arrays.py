@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from nextn.convert.repair_ledger import Ledger
+from nextn.convert.surgery.repair_ledger import Ledger
 from nextn.gguf_schema.contents import Contents, Scalar, Value, array
 from nextn.gguf_schema.errors import listed
 from nextn.gguf_schema.nextn_architectures import NEXTN_ARCHITECTURES, array_keys

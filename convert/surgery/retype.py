@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from nextn.convert.cut import refuse_contradiction
 from nextn.convert.quantize import is_decodable
+from nextn.convert.surgery.cut import refuse_contradiction
 from nextn.convert.tensor_types import TypeChooser
 from nextn.gguf_schema.architecture import ExpectedTensor, Role, TensorSpec, block_of
 from nextn.gguf_schema.contents import Contents, TensorInfo, Value, u32

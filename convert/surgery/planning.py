@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -39,12 +39,13 @@ class Target:
     split: Split | None = None
 
 
-def open_input(path: Path, findings: Findings) -> GGUFFile:
+def open_input(path: Path, findings: Findings, tolerated: Collection[str] = ()) -> GGUFFile:
     """The whole model that `path` belongs to; what is doubtful about its files is added to the findings.
 
-    Raises InputError when it cannot be read, is incomplete, or has data in places that no loader takes.
+    Raises InputError when it cannot be read, is incomplete, or has data in places that no loader takes; but for faults
+    of the set whose code is among the `tolerated`.
     """
-    file = open_gguf(path, strict=False)
+    file = open_gguf(path, strict=False, tolerated=tolerated)
     for header in file.headers:
         for problem in layout_problems(header):
             if problem.code != "trailing-bytes":

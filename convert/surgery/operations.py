@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from nextn.convert.cut import cut
-from nextn.convert.joining import join, rehydrate
 from nextn.convert.plan import Plan
-from nextn.convert.repair import repair
-from nextn.convert.retype import retype
 from nextn.convert.splitting import Split
-from nextn.convert.surgery import Target, open_input, path_of, plan_edits
+from nextn.convert.surgery.cut import cut
+from nextn.convert.surgery.joining import join, rehydrate
+from nextn.convert.surgery.planning import Target, open_input, path_of, plan_edits
+from nextn.convert.surgery.repair import repair
+from nextn.convert.surgery.retype import retype
 from nextn.gguf_schema.architecture import Role
 from nextn.gguf_schema.edit import Edit
 from nextn.gguf_schema.errors import counted
@@ -24,6 +24,9 @@ from nextn.gguf_schema.types import TensorType
 from nextn.validators.findings import Findings
 from nextn.validators.pair import examine_target_hash
 from nextn.validators.scan import sha256
+
+# Faults of a set's own keys, which are set right by what is there.
+SPLIT_FAULTS = ("shard-number", "shard-count", "shard-tensors")
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ def plan_retype(
 def plan_repair(source: Path, output: Path, *, provenance: bool = False) -> Operation:
     """Set keys right; raises what `open_input` and `repair` raise. No changes: there is nothing to repair."""
     findings = Findings()
-    file = open_input(source, findings)
+    file = open_input(source, findings, SPLIT_FAULTS)
     edit = repair(file.contents, len(file.headers))
     return _one(file, output, edit, findings, "repair" if provenance else None)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from nextn.convert.cut import (
+from nextn.convert.surgery.cut import (
     HEAD_KEYS,
     SIDECAR_KEYS,
     checked_blocks,

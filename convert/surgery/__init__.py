@@ -1,0 +1,1 @@
+"""Surgery: plans whose sources are GGUF files."""
