@@ -8,14 +8,14 @@ from edited_contents import (
     found,
     generic,
     message,
-    with_array,
+    with_key,
     with_number,
     with_tensor,
     with_type,
     without,
 )
 
-from nextn.gguf_schema.contents import Contents
+from nextn.gguf_schema.contents import Contents, array
 from nextn.gguf_schema.nextn_architectures import NEXTN_ARCHITECTURES
 from nextn.gguf_schema.types import BF16, TENSOR_TYPES, ValueType
 
@@ -156,8 +156,8 @@ def test_case_s15_a_key_that_tells_kinds_counts_no_head_as_recurrent() -> None:
     contents = generic("qwen35", range(4), (4,), block_count=5, nextn_predict_layers=1)
     key = "attention.recurrent_layers"
     kinds = [True, True, False, True]
-    assert not found(with_array(contents, key, [*kinds, False], ValueType.BOOL))
-    assert found(with_array(contents, key, [*kinds, True], ValueType.BOOL)) == [(ERROR, "layer-kinds", key)]
+    assert not found(with_key(contents, key, array(ValueType.BOOL, [*kinds, False])))
+    assert found(with_key(contents, key, array(ValueType.BOOL, [*kinds, True]))) == [(ERROR, "layer-kinds", key)]
 
 
 def test_other_architectures_are_left_alone() -> None:
