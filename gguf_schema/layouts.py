@@ -29,6 +29,7 @@ from nextn.gguf_schema.layout_signatures import (
     trunk_mixer,
     wide_shared_norm,
 )
+from nextn.gguf_schema.nextn_architectures import upstream_spelling
 from nextn.gguf_schema.nextn_generic import SHARED
 
 if TYPE_CHECKING:
@@ -144,12 +145,11 @@ NAMINGS: tuple[Naming, ...] = (
         values=(("tokenizer.ggml.pre", "deepseek-v3", "step35"),), combines=True,
     ),
 )  # fmt: skip
-SPELLINGS = {naming.spelling: naming.architecture for naming in NAMINGS if naming.spelling}
 
 
 def namings_of(contents: Contents, facts: Facts) -> list[tuple[Naming, str]]:
     """Every layout whose signature a file has, with the evidence; none for upstream's own."""
-    known = layouts_for(SPELLINGS.get(contents.architecture, contents.architecture))
+    known = layouts_for(upstream_spelling(contents.architecture))
     return [(naming, evidence) for naming in known if (evidence := naming.evidence(facts))]
 
 
@@ -204,7 +204,7 @@ def strange_keys(contents: Contents, target: Naming) -> list[str]:
 
 def layout_for(contents: Contents, layout: str) -> Naming:
     """The layout of this id or letter that a file may be written in; UsageError when its architecture has none."""
-    architecture = SPELLINGS.get(contents.architecture, contents.architecture)
+    architecture = upstream_spelling(contents.architecture)
     known = layouts_for(architecture)
     naming = upstream(architecture) if layout == UPSTREAM else naming_of(layout)
     if naming is None or naming.architecture != architecture:

@@ -161,3 +161,8 @@ ARCHITECTURE_NAMES: frozenset[str] = frozenset(_NAMES.split())
 
 # Spellings that forks wrote before upstream settled on a name.
 OLD_SPELLINGS: dict[str, str] = {"glm5next": "glm5-next"}
+
+
+def upstream_spelling(architecture: str) -> str:
+    """An architecture's name as llama.cpp spells it now."""
+    return OLD_SPELLINGS.get(architecture, architecture)

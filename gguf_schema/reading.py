@@ -19,13 +19,18 @@ from nextn.gguf_schema.architecture import (
 )
 from nextn.gguf_schema.contents import Contents, Value
 from nextn.gguf_schema.glm5_next import GLM5_NEXT
-from nextn.gguf_schema.nextn_architectures import ARRAY_KEYS
+from nextn.gguf_schema.nextn_architectures import ARRAY_KEYS, upstream_spelling
 from nextn.gguf_schema.nextn_generic import EMBEDDING, TOKENS, blocks_of, role_of
 from nextn.gguf_schema.qwen4exp import QWEN4EXP
 from nextn.gguf_schema.step35 import STEP35
 from nextn.gguf_schema.types import ValueType
 
 ARCHITECTURES: dict[str, Architecture] = {a.name: a for a in (STEP35, QWEN4EXP, GLM5_NEXT)}
+
+
+def table_of(architecture: str) -> Architecture | None:
+    """The tables of an architecture, also under an old spelling; None without any."""
+    return ARCHITECTURES.get(upstream_spelling(architecture))
 
 
 class Kind(StrEnum):

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 from torch import Tensor
 
+from nextn.gguf_schema.errors import VerdictError
 from nextn.runtime.model import Chunk, Trunk
 from nextn.runtime.state import State
 
@@ -39,5 +40,9 @@ def greedy(
 
 
 def best(logits: Tensor) -> int:
-    """The id of the largest logit [vocabulary]; of equal ones the lowest id."""
-    return int(logits.argmax())
+    """The id of the largest logit [vocabulary]; of equal ones the lowest id. VerdictError when it is no number."""
+    found = int(logits.argmax())
+    if not logits[found].isfinite():
+        remedy = "nextn validate --deep tells which weights are no numbers"
+        raise VerdictError("not-a-number", "the logits are not numbers", subject="model", remedy=remedy)
+    return found

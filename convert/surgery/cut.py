@@ -15,8 +15,8 @@ from nextn.gguf_schema.architecture import EVERY_ROLE, WITHOUT_SHARED, Role, Rul
 from nextn.gguf_schema.contents import Contents, TensorInfo, Value, boolean, string
 from nextn.gguf_schema.edit import Edit, taken
 from nextn.gguf_schema.errors import UsageError, VerdictError, counted
-from nextn.gguf_schema.layouts import SPELLINGS, layout_of, naming_of
-from nextn.gguf_schema.nextn_architectures import array_keys
+from nextn.gguf_schema.layouts import layout_of, naming_of
+from nextn.gguf_schema.nextn_architectures import array_keys, upstream_spelling
 from nextn.gguf_schema.nextn_generic import (
     BLOCK_COUNT,
     EMBEDDING,
@@ -31,7 +31,7 @@ from nextn.gguf_schema.nextn_generic import (
     is_whole_head,
     role_of,
 )
-from nextn.gguf_schema.reading import ARCHITECTURES
+from nextn.gguf_schema.reading import table_of
 
 # Which roles can be cut from a file of which.
 CUTS: Mapping[Role, frozenset[Role]] = {
@@ -123,7 +123,7 @@ def _check_role(contents: Contents, role: Role) -> None:
 
 def roles_outside_blocks(contents: Contents) -> dict[str, frozenset[Role]]:
     """The roles that hold each tensor outside blocks; without tables a head keeps them all, which its loader allows."""
-    known = ARCHITECTURES.get(SPELLINGS.get(contents.architecture, contents.architecture))
+    known = table_of(contents.architecture)
     roles = {spec.name: spec.roles for spec in known.tensors if not spec.per_block} if known else {}
     return {EMBEDDING: WITHOUT_SHARED, OUTPUT: WITHOUT_SHARED, **roles}
 
@@ -143,7 +143,7 @@ def _reason(tensor: TensorInfo, end: int) -> str:
 def cut_keys(contents: Contents, role: Role, block_count: int, heads: int) -> dict[str, Value]:
     """The keys of a file of `role` with that many blocks, `heads` of them the heads', in their order."""
     prefix = f"{contents.architecture}."
-    known = ARCHITECTURES.get(SPELLINGS.get(contents.architecture, contents.architecture))
+    known = table_of(contents.architecture)
     roles = {spec.name: spec.roles for spec in known.keys} if known else {}
     arrays = per_block_keys(contents.architecture)
     numbers = {BLOCK_COUNT: block_count, NEXTN_PREDICT_LAYERS: heads}
@@ -165,8 +165,8 @@ def cut_keys(contents: Contents, role: Role, block_count: int, heads: int) -> di
 
 def per_block_keys(architecture: str) -> frozenset[str]:
     """Keys that may hold an array with an entry for each block of the file, without their prefix."""
-    name = SPELLINGS.get(architecture, architecture)
-    known = ARCHITECTURES.get(name)
+    name = upstream_spelling(architecture)
+    known = table_of(architecture)
     of_tables = {spec.name for spec in known.keys if spec.rule is Rule.PER_BLOCK} if known else set()
     return frozenset(of_tables | {key for key, rule in array_keys(name).items() if rule.rule is Rule.PER_BLOCK})
 

@@ -13,7 +13,7 @@ from nextn.gguf_schema.architecture import FILE_TYPE, block_of
 from nextn.gguf_schema.contents import Contents, Value, string
 from nextn.gguf_schema.errors import counted, listed
 from nextn.gguf_schema.nextn_architectures import ARCHITECTURE_NAMES, COMMON_KEYS, NEXTN_ARCHITECTURES, OLD_SPELLINGS
-from nextn.gguf_schema.reading import ARCHITECTURES
+from nextn.gguf_schema.reading import ARCHITECTURES, table_of
 from nextn.gguf_schema.shards import SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS_COUNT
 from nextn.validators.metadata import OTHER_PREFIXES
 
@@ -169,7 +169,7 @@ def _prefixes(contents: Contents) -> frozenset[str]:
 def _foreign(contents: Contents, own: str) -> dict[str, list[str]]:
     """The known keys under prefixes that are not the architecture's `own`, without these."""
     known = set(COMMON_KEYS)
-    if table := ARCHITECTURES.get(OLD_SPELLINGS.get(own, own)):
+    if table := table_of(own):
         known |= {spec.name for spec in table.keys if spec is not FILE_TYPE}
     foreign: dict[str, list[str]] = defaultdict(list)
     for key in contents.keys:

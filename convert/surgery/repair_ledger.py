@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from nextn.gguf_schema.contents import Contents, Value
 from nextn.gguf_schema.edit import insert_key
-from nextn.gguf_schema.nextn_architectures import OLD_SPELLINGS
+from nextn.gguf_schema.nextn_architectures import upstream_spelling
 from nextn.gguf_schema.reading import ARCHITECTURES
 
 # Values come from files: a string may be long.
@@ -28,7 +28,7 @@ class Ledger:
     @property
     def family(self) -> str:
         """The architecture as upstream spells it, by which tables are looked up."""
-        return OLD_SPELLINGS.get(self.contents.architecture, self.contents.architecture)
+        return upstream_spelling(self.contents.architecture)
 
     def full(self, name: str) -> str:
         """The key of the file's architecture of this name."""

@@ -13,9 +13,8 @@ from nextn.gguf_schema.architecture import ExpectedTensor, Role, TensorSpec, blo
 from nextn.gguf_schema.contents import Contents, TensorInfo, Value, u32
 from nextn.gguf_schema.edit import Edit, Taken, taken
 from nextn.gguf_schema.errors import InputError, counted
-from nextn.gguf_schema.layouts import SPELLINGS
 from nextn.gguf_schema.nextn_generic import declared, head_blocks, role_of
-from nextn.gguf_schema.reading import ARCHITECTURES, read_hyperparameters
+from nextn.gguf_schema.reading import read_hyperparameters, table_of
 from nextn.gguf_schema.types import FILE_TYPES, TensorType
 from nextn.validators.findings import Finding, Findings
 
@@ -76,7 +75,7 @@ def _is_number(tensor: TensorInfo) -> bool:
 
 def _places(contents: Contents) -> Iterator[tuple[str, ExpectedTensor]]:
     """What the tables say of the tensors, for the three families."""
-    known = ARCHITECTURES.get(SPELLINGS.get(contents.architecture, contents.architecture))
+    known = table_of(contents.architecture)
     if known is None:
         return
     h, problems = read_hyperparameters(known, contents)
