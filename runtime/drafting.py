@@ -60,7 +60,7 @@ class Drafter:
     def drafts(self, sessions: Sequence[Session]) -> list[Draft]:
         """A draft for each of the sessions, all of them in the same steps; their states count no row of it.
 
-        ValueError when a head's logits are not numbers.
+        VerdictError when a head's logits are not numbers.
         """
         growing = [_Growing(session) for session in sessions]
         for step in range(self.longest):
@@ -102,8 +102,6 @@ class _Growing:
     def grow(self, row: Tensor, logits: Tensor, p_min: float) -> None:
         """Take the best token of logits [vocabulary], unless it is too improbable, and its hidden row."""
         token, probability = best(logits), probability_of_best(logits)
-        if probability != probability:
-            raise ValueError("the logits of the head are not numbers")
         if probability < p_min:
             self.ended = True
             return
