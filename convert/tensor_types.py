@@ -21,8 +21,8 @@ def parse_rule(text: str) -> tuple[re.Pattern[str], TensorType]:
     except re.error as error:
         raise UsageError("bad-pattern", f"is not a regular expression: {error}", subject=pattern) from error
     if not pattern or name.lower() not in OUTPUT_TYPES:
-        known = ", ".join(OUTPUT_TYPES)
-        raise UsageError("bad-type-rule", "is not REGEX=TYPE", subject=text, remedy=f"types: {known}")
+        what = f"{name!r} is no type that can be written" if pattern else "is not REGEX=TYPE"
+        raise UsageError("bad-type-rule", what, subject=text, remedy=f"types: {', '.join(OUTPUT_TYPES)}")
     return compiled, TENSOR_TYPES[name.upper()]
 
 
@@ -92,7 +92,7 @@ class TypeChooser:
                     "unused-pattern",
                     "matches no tensor whose type can be chosen and that an earlier --tensor-type leaves over",
                     subject=f"--tensor-type {pattern.pattern}",
-                    remedy="patterns are searched in GGUF names; --dry-run --json lists them (norms are always F32)",
+                    remedy="patterns are searched in GGUF names such as blk.0.attn_q.weight; norms are always F32",
                 )
         for (severity, rule, message), names in self._told.items():
             more = f" (and {counted(len(names) - 1, 'more tensor')})" if len(names) > 1 else ""

@@ -206,8 +206,9 @@ def layout_for(contents: Contents, layout: str) -> Naming:
     """The layout of this id or letter that a file may be written in; UsageError when its architecture has none."""
     architecture = upstream_spelling(contents.architecture)
     known = layouts_for(architecture)
-    naming = upstream(architecture) if layout == UPSTREAM else naming_of(layout)
-    if naming is None or naming.architecture != architecture:
+    named = {name.lower(): each for each in known for name in (each.id, each.letter) if name}
+    naming = upstream(architecture) if layout.lower() == UPSTREAM else named.get(layout.lower())
+    if naming is None:
         names = (f"{each.id} ({each.letter})" if each.letter else each.id for each in known)
         message = f"no layout {layout!r} of {architecture or 'a file without an architecture'} is known"
         raise UsageError("unknown-layout", message, subject="--to", remedy=f"one of {', '.join((UPSTREAM, *names))}")

@@ -28,6 +28,7 @@ from nextn.gguf_schema.nextn_generic import (
     TIED_OUTPUT,
     blocks_of,
     declared,
+    head_blocks,
     is_whole_head,
     role_of,
 )
@@ -60,6 +61,12 @@ def cut(contents: Contents, role: Role, heads: int | None = None) -> Edit:
         message = f"has {counted(nextn_blocks, 'head')}: {heads} cannot be kept"
         raise UsageError("no-such-heads", message, subject=contents.name, remedy=f"--heads 1 to {nextn_blocks}")
     kept = nextn_blocks if heads is None else heads
+    if role.has_head and (absent := set(range(trunk_blocks, trunk_blocks + kept)) - head_blocks(contents)):
+        message = (
+            f"holds no head at {', '.join(f'blk.{block}' for block in sorted(absent))}, where its keys declare one"
+        )
+        remedy = "--heads keeps those before it; nextn join --replace-head puts all in from another file"
+        raise VerdictError("head-missing", message, subject=contents.name, remedy=remedy)
     blocks = range(0 if role.has_trunk else trunk_blocks, trunk_blocks + (kept if role.has_head else 0))
     outside = roles_outside_blocks(contents)
     tensors = [tensor for tensor in contents if _keeps(tensor, role, blocks, outside)]

@@ -21,7 +21,7 @@ from nextn.gguf_schema.architecture import EVERY_ROLE, Role, block_of
 from nextn.gguf_schema.contents import Contents, Value, boolean
 from nextn.gguf_schema.edit import Edit, Taken, taken
 from nextn.gguf_schema.errors import UsageError, VerdictError, counted
-from nextn.gguf_schema.layouts import NAMINGS
+from nextn.gguf_schema.layouts import NAMINGS, layout_of, naming_of
 from nextn.gguf_schema.nextn_architectures import array_keys
 from nextn.gguf_schema.nextn_generic import (
     BLOCK_COUNT,
@@ -49,11 +49,14 @@ def join(trunk: Contents, head: Contents, *, replace_head: bool = False) -> Edit
     drops the heads that the trunk has. Raises VerdictError with every reason why the two do not fit.
     """
     changes: list[str] = []
+    if role_of(head) is Role.TRUNK and role_of(trunk) is not Role.TRUNK:
+        message = f"is a trunk, and {trunk.name} holds a head: they are the other way round"
+        raise VerdictError("pair-refused", message, subject=head.name, remedy="nextn join TRUNK HEAD")
     if role_of(trunk) is Role.COMBINED:
         if not replace_head:
             remedy = "--replace-head puts the other in its place"
             raise UsageError("has-head", "has a head already", subject=trunk.name, remedy=remedy)
-        changes = [f"{trunk.name}: {counted(blocks_of(trunk)[1], 'head')} replaced"]
+        changes = [f"{trunk.name}: {counted(len(head_blocks(trunk)), 'head')} replaced"]
         trunk = cut(trunk, Role.TRUNK).contents(trunk.name)
     refuse_mismatch(trunk, head, pair_reasons(trunk, head, _reasons))
     trunk_blocks, heads = checked_blocks(head)
@@ -97,7 +100,8 @@ def refuse_mismatch(trunk: Contents, head: Contents, reasons: Sequence[str]) -> 
     """Raise VerdictError when there are reasons against the pair."""
     if reasons:
         message = f"does not fit {trunk.name}: {'; '.join(reasons)}"
-        raise VerdictError("pair-refused", message, subject=head.name, remedy="nextn validate TRUNK --draft HEAD")
+        remedy = f"nextn validate {trunk.name} --draft {head.name} says what to do"
+        raise VerdictError("pair-refused", message, subject=head.name, remedy=remedy)
 
 
 def pair_reasons(
@@ -111,11 +115,16 @@ def pair_reasons(
 
 
 def _is_error(finding: Finding) -> bool:
-    return finding.severity is Severity.ERROR
+    """Special tokens are the trunk's in the joined file, so that a fine-tune may have others."""
+    return finding.severity is Severity.ERROR and finding.rule != "pair-special-token"
 
 
 def _reasons(trunk: Contents, head: Contents) -> Iterator[str]:
     """What a pair may do and a joined file may not: tensors and arrays of the head that would be the trunk's too."""
+    layout = layout_of(head)
+    # Names of other layouts are refused by themselves.
+    if (naming := naming_of(layout.id)) and naming.last and not naming.renames:
+        yield f"it is in layout {layout.id} ({layout.evidence}), which must be relaid to upstream first"
     roles = roles_outside_blocks(head)
     for tensor in head:
         if block_of(tensor.name) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from nextn.convert.plan import Plan
@@ -21,7 +21,8 @@ from nextn.gguf_schema.nextn_generic import EMBEDDING, TARGET_EMBEDDING_SHA256
 from nextn.gguf_schema.relayout import relayout
 from nextn.gguf_schema.shards import GGUFFile
 from nextn.gguf_schema.types import TensorType
-from nextn.validators.findings import Findings
+from nextn.validators.examine import examine_contents
+from nextn.validators.findings import Finding, Findings, Severity
 from nextn.validators.pair import examine_target_hash
 from nextn.validators.scan import sha256
 
@@ -31,10 +32,14 @@ SPLIT_FAULTS = ("shard-number", "shard-count", "shard-tensors")
 
 @dataclass(frozen=True)
 class Operation:
-    """A planned operation, and a line about each thing that becomes different."""
+    """A planned operation, and a line about each thing that becomes different.
+
+    `beyond_repair` is what is wrong with a file that no repair changes.
+    """
 
     plan: Plan
     changes: tuple[str, ...] = ()
+    beyond_repair: tuple[Finding, ...] = ()
 
 
 def plan_split(
@@ -115,7 +120,9 @@ def plan_repair(source: Path, output: Path, *, provenance: bool = False) -> Oper
     findings = Findings()
     file = open_input(source, findings, SPLIT_FAULTS)
     edit = repair(file.contents, len(file.headers))
-    return _one(file, output, edit, findings, "repair" if provenance else None)
+    wrong = () if edit.changes else examine_contents(file.contents).findings
+    errors = tuple(finding for finding in wrong if finding.severity is Severity.ERROR)
+    return replace(_one(file, output, edit, findings, "repair" if provenance else None), beyond_repair=errors)
 
 
 def _one(

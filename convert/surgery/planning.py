@@ -76,7 +76,7 @@ def plan_edits(
         every[EMBEDDING] = taken(files[0].contents.tensors[EMBEDDING])
     payload = tuple(Payload(tensor.info, _recipe(tensor, files)) for tensor in every.values())
     planned = [replace(file, same_as=_same_file(file, files, every)) for file in planned]
-    used = {name for tensor in every.values() for name in tensor.sources}
+    used = {name for target in targets for tensor in target.edit.tensors for name in tensor.sources}
     stored_names = {name for file in files for name in file.contents.tensors}
     dropped = {name: reason for target in targets for name, reason in target.edit.dropped if name not in used}
     return Plan(
@@ -92,13 +92,14 @@ def _judged(target: Target) -> Iterator[Finding]:
     """What is wrong with the file that will be made."""
     for finding in examine_contents(target.edit.contents(str(target.path))).findings:
         if finding.severity is Severity.ERROR:
-            yield replace(finding, severity=Severity.WARNING, message=f"{finding.message} (in {target.path})")
+            message = f"{finding.message} (in {target.path})"
+            yield replace(finding, severity=Severity.WARNING, message=message, remedy=None)
 
 
 def _planned(target: Target, files: Sequence[GGUFFile], origin: Mapping[str, Value]) -> tuple[PlannedFile, ...]:
     edit = target.edit
-    kept = {k: v for k, v in edit.keys.items() if not (origin and k.startswith(SOURCE))}
-    keys = {**kept, **origin}
+    # What an input says of its own making is not true of the output.
+    keys = {**{key: value for key, value in edit.keys.items() if not key.startswith(SOURCE)}, **origin}
     infos = [replace(tensor.info, shard=0) for tensor in edit.tensors]
     groups = list(grouped(infos, target.split)) if target.split else _stored_groups(edit, files)
     hashed = [EMBEDDING] if any(v.value == hash_placeholder(EMBEDDING) for v in keys.values()) else []

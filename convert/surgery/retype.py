@@ -49,7 +49,7 @@ def retype(
         if type_ != tensor.type and not by_rule and not is_decodable(tensor.type):
             closed.append(tensor.name)
             type_ = tensor.type
-        if type_ != tensor.type and tensor.type.block > 1:
+        if type_ != tensor.type and tensor.type.block > 1 and type_.block > 1:
             again.append(tensor.name)
         tensors.append(_retyped(tensor, type_))
     found = types.findings()

@@ -49,7 +49,7 @@ def not_empty(_: click.Context, __: click.Parameter, value: str | None) -> str |
 @click.option("--no-mtp", is_flag=True, help="The same as --emit trunk.")
 @click.option(
     "--outtype",
-    type=click.Choice(("auto", *OUTPUT_TYPES)),
+    type=click.Choice(("auto", *OUTPUT_TYPES), case_sensitive=False),
     default="auto",
     show_default=True,
     help="Type of matrices; auto keeps F16 and makes all else BF16. Norms and other small tensors are always F32, and "

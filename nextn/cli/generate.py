@@ -12,6 +12,7 @@ import click
 from nextn.cli.options import SomePath
 from nextn.cli.report import Report, report_options
 from nextn.gguf_schema.errors import InputError, UsageError, counted, listed
+from nextn.gguf_schema.nextn_architectures import NEXTN_ARCHITECTURES
 
 if TYPE_CHECKING:
     from nextn.runtime.load import Pair
@@ -148,6 +149,9 @@ def _warnings(pair: Pair, speculator: Speculator, asked: dict[str, Any]) -> list
         found.append(
             f"drafts have at most {speculator.longest} tokens: {heads}; --reuse-last-head drafts on with the last"
         )
+    known = NEXTN_ARCHITECTURES[pair.trunk.contents.architecture]
+    if pair.heads is not None and known.heads is None and pair.heads.count == 1 and asked["n_max"] > 1:
+        found.append("the model drafts with chained heads, of which there is one here: it is looped, as llama.cpp does")
     if speculator.heads is not None and speculator.longest < asked["n_min"]:
         found.append(f"no draft is used: --n-min is {asked['n_min']}")
     if pair.unused:

@@ -11,7 +11,9 @@ import click
 from nextn.cli.options import SomePath, surgery_options
 from nextn.cli.planned import carry_out, nearest_folder
 from nextn.cli.report import Report, report_options
+from nextn.gguf_schema.layouts import NAMINGS
 
+LAYOUTS = ", ".join(f"{naming.id} ({naming.letter})" if naming.letter else naming.id for naming in NAMINGS)
 EXAMPLE = """
 \b
 Example:
@@ -22,7 +24,7 @@ Example:
 @click.command(epilog=EXAMPLE)
 @click.argument("file", type=SomePath())
 @click.option("-o", "--output", type=SomePath(), required=True, metavar="FILE", help="The file to write.")
-@click.option("--to", "layout", required=True, metavar="LAYOUT", help="The layout to write, for example upstream.")
+@click.option("--to", "layout", required=True, metavar="LAYOUT", help=f"The layout to write: upstream, {LAYOUTS}.")
 @surgery_options
 @report_options
 def command(file: Path, output: Path, layout: str, **asked: Any) -> None:

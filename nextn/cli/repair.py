@@ -11,6 +11,7 @@ import click
 from nextn.cli.options import SomePath, surgery_options
 from nextn.cli.planned import carry_out, nearest_folder
 from nextn.cli.report import Report, report_options
+from nextn.gguf_schema.errors import VerdictError, counted
 
 EXAMPLE = """
 \b
@@ -27,8 +28,8 @@ Example:
 def command(file: Path, output: Path, **asked: Any) -> None:
     """Set right what the tensors of FILE prove wrong: block counts, arrays over blocks, prefixes, split keys.
 
-    Each change is printed with its reason. Where two repairs are possible nothing is done; for a healthy file no other
-    is written.
+    Each change is printed with its reason. Where two repairs are possible, or where no key repairs what is wrong,
+    nothing is done, with exit status 1; for a healthy file no other is written.
     """
     from nextn.convert.pipeline import Conversion
     from nextn.convert.surgery.operations import plan_repair
@@ -36,6 +37,11 @@ def command(file: Path, output: Path, **asked: Any) -> None:
     start = time.monotonic()
     nearest = nearest_folder(output.parent)
     planned = plan_repair(file, output, provenance=asked["provenance"])
+    if not planned.changes and planned.beyond_repair:
+        first, *more = planned.beyond_repair
+        message = f"no key repairs it: {first.subject} {first.message}"
+        message += f" (and {counted(len(more), 'more error')})" if more else ""
+        raise VerdictError("beyond-repair", message, subject=str(file), remedy=f"nextn validate {file}")
     if not planned.changes:
         report = Report(asked["as_json"], asked["quiet"])
         for finding in planned.plan.findings:

@@ -24,7 +24,11 @@ Example:
 @click.command(epilog=EXAMPLE)
 @click.argument("file", type=SomePath())
 @click.option("-o", "--output", type=SomePath(), required=True, metavar="FILE", help="The file to write.")
-@click.option("--outtype", type=click.Choice(OUTPUT_TYPES), help="Type of all matrices; floors are those of convert.")
+@click.option(
+    "--outtype",
+    type=click.Choice(OUTPUT_TYPES, case_sensitive=False),
+    help="Type of all matrices; floors are those of convert.",
+)
 @click.option(
     "--tensor-type",
     multiple=True,

@@ -138,6 +138,8 @@ def test_provenance(files: dict[Role, Path], tmp_path: Path) -> None:
     assert told["nextn.source.operation"] == "split"
     assert told["nextn.source.0.file"] == "j.gguf"
     assert not any(key.startswith("nextn.source.1.") for key in told)
+    surgery.carried_out(plan_split(tmp_path / "j.gguf", [COMBINED]), tmp_path / "silent")
+    assert not any(key.startswith("nextn.source.") for key in seen(tmp_path / "silent" / "j.gguf").keys)
 
 
 # --- what is refused

@@ -219,6 +219,16 @@ def test_more_heads_than_there_are(contents: Contents, heads: int, most: int) ->
     assert (error.code, error.message) == ("no-such-heads", f"has {most} head{plural}: {heads} cannot be kept")
 
 
+def test_a_head_that_is_missing_between_others() -> None:
+    """Step35-Tiny has three, behind five blocks: a draft with a gap would not load, and would not be noticed."""
+    contents = without(planned("step35", COMBINED), "blk.6.")
+    for role in (MTP, MTP_SHARED, COMBINED):
+        error = refusal(contents, role)
+        assert (error.code, "blk.6" in error.message) == ("head-missing", True)
+    assert names(contents, MTP, 1) == names(planned("step35", COMBINED), MTP, 1)
+    assert names(contents, TRUNK) == names(planned("step35", COMBINED), TRUNK)
+
+
 def test_a_head_as_a_whole() -> None:
     contents = generic("gemma4-assistant", (), (0, 1), block_count=2, nextn_predict_layers=2)
     assert refusal(contents, TRUNK).code == "whole-head"

@@ -159,7 +159,28 @@ def test_a_tied_trunk_makes_a_tied_draft() -> None:
     assert "output.weight" not in {name for name, _ in sources(edit)}
 
 
+@pytest.mark.parametrize("key", ["padding_token_id", "eos_token_id"])
+def test_a_fine_tune_may_have_other_special_tokens(key: str) -> None:
+    """They are the trunk's in the joined file, and many fine-tunes change them."""
+    trunk = with_key(planned("step35", TRUNK), f"tokenizer.ggml.{key}", u32(3))
+    assert join(trunk, planned("step35", MTP)).keys[f"tokenizer.ggml.{key}"] == u32(3)
+
+
 # --- what is refused
+
+
+def test_the_two_files_the_other_way_round() -> None:
+    for first in (COMBINED, MTP, MTP_SHARED):
+        error = refusal(planned("step35", first), planned("step35", TRUNK))
+        assert (error.code, "the other way round" in error.message) == ("pair-refused", True)
+
+
+def test_a_head_with_the_last_ratio_of_a_fork() -> None:
+    """Layout A renames nothing; joined as it is, llama.cpp would abort when it drafts."""
+    ratios = array(ValueType.INT32, [0, 0, 0, 4, 0, 0, 0, 4, 0])
+    head = with_key(planned("qwen4exp", MTP), "attention.compress_ratios", ratios)
+    error = refusal(planned("qwen4exp", TRUNK), head)
+    assert (error.code, "layout pull-request" in error.message) == ("pair-refused", True)
 
 
 def test_all_reasons_at_once() -> None:
@@ -168,7 +189,10 @@ def test_all_reasons_at_once() -> None:
     head = with_key(head, "tokenizer.ggml.pre", string("qwen35"))
     error = refusal(planned("step35", TRUNK), head)
     assert isinstance(error, VerdictError)
-    assert (error.code, error.remedy) == ("pair-refused", "nextn validate TRUNK --draft HEAD")
+    assert (error.code, error.remedy) == (
+        "pair-refused",
+        "nextn validate Step35-Tiny-trunk-F32.gguf --draft mtp-Step35-Tiny-F32.gguf says what to do",
+    )
     for reason in (
         "takes hidden rows of 64 values, the trunk gives hidden rows of 128",
         "step35.attention.sliding_window is 8 in the head, 16 in the trunk",

@@ -12,7 +12,7 @@ from families import FAMILIES
 
 from nextn.gguf_schema.architecture import Role
 from nextn.gguf_schema.contents import Contents, TensorInfo, array, i32, string
-from nextn.gguf_schema.layouts import NAMINGS, layout_of, naming_of, upstream_view
+from nextn.gguf_schema.layouts import NAMINGS, layout_for, layout_of, naming_of, upstream_view
 from nextn.gguf_schema.nextn_architectures import OLD_SPELLINGS
 from nextn.gguf_schema.types import ValueType
 
@@ -234,6 +234,12 @@ def test_maps_go_both_ways() -> None:
         parts = [(f"{whole} {i}", part) for whole, names in naming.fused for i, part in enumerate(names)]
         for pairs in ((*naming.names, *parts), naming.keys):
             assert len({old for old, _ in pairs}) == len({new for _, new in pairs}) == len(pairs), naming.id
+
+
+def test_a_layout_is_named_by_id_or_letter_in_any_case() -> None:
+    contents = Contents({"general.architecture": string("qwen4exp")}, {})
+    assert {layout_for(contents, name).id for name in ("e1", "E1", "IK-LLAMA")} == {"ik-llama"}
+    assert layout_for(contents, "Upstream").id == "upstream"
 
 
 def test_a_spelling_of_a_layout_is_one_that_is_known_to_be_old() -> None:

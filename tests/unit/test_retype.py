@@ -64,6 +64,12 @@ def test_rows_that_are_no_whole_blocks_fall_back() -> None:
     assert ("type-fallback", "token_embd.weight") in warnings(PLAIN, Q8_0)
 
 
+def test_only_quantizing_again_loses() -> None:
+    quantized = with_type(PLAIN, "blk.0.ffn_up.weight", Q8_0)
+    assert ("requantized", "blk.0.ffn_up.weight") in warnings(quantized, Q4_0)
+    assert not {rule for rule, _ in warnings(quantized, F32)}
+
+
 def test_without_outtype_only_what_matches() -> None:
     assert types(PLAIN, None, rule(r"ffn_up", Q8_0)) == {"blk.0.ffn_up.weight": "Q8_0"}
 
