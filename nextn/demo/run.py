@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.resources import as_file, files
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from nextn.convert.pipeline import Conversion, convert
 from nextn.gguf_schema.architecture import Role
+from nextn.gguf_schema.errors import InputError
 from nextn.runtime.engines import llama_cpp
 
 if TYPE_CHECKING:
@@ -123,10 +125,13 @@ def demonstrate(
 ) -> Demonstration:
     """Convert the bundled checkpoint into `folder` in every role and try the files in llama.cpp; takes a few seconds.
 
-    `note` is told what happens. A failed check is a result. Raises InputError without llama.cpp, UsageError when an
+    `note` is told what happens. A failed check is a result. Raises InputError without llama.cpp or torch, UsageError when an
     output exists and `overwrite` is false.
     """
     version = llama_cpp.require()
+    if find_spec("torch") is None:
+        message = "the reference runtime needs torch, which is not installed"
+        raise InputError("runtime-missing", message, remedy="pip install the extra `runtime`")
     with as_file(files("nextn.demo") / CHECKPOINT) as checkpoint:
         note("converting the bundled checkpoint")
         conversion = convert(checkpoint, folder, tuple(Role), "f32", overwrite=overwrite)
