@@ -125,8 +125,8 @@ def demonstrate(
 ) -> Demonstration:
     """Convert the bundled checkpoint into `folder` in every role and try the files in llama.cpp; takes a few seconds.
 
-    `note` is told what happens. A failed check is a result. Raises InputError without llama.cpp or torch, UsageError when an
-    output exists and `overwrite` is false.
+    `note` is told what happens. A failed check is a result. Raises InputError without llama.cpp or torch, UsageError
+    when an output exists and `overwrite` is false.
     """
     version = llama_cpp.require()
     if find_spec("torch") is None:
