@@ -9,6 +9,7 @@ from pathlib import Path
 from nextn.convert.output import BUFFER_BYTES, NO_LINKS, Output, open_locked, write_error
 from nextn.convert.plan import PlannedFile
 from nextn.gguf_schema.contents import LocalFile
+from nextn.gguf_schema.errors import InputError
 
 
 class Linked(Output):
@@ -48,6 +49,9 @@ class Linked(Output):
         """Make the link."""
         if self._is_link(self.partial) or self._is_link(self.path):
             return
+        if not self._source.is_at_its_path:
+            message = "was replaced while it was read"
+            raise InputError("source-changed", message, subject=self._source.name, remedy="run the command again")
         try:
             os.link(self._source.path.resolve(), self.partial)
         except OSError as error:

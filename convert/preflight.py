@@ -84,6 +84,8 @@ def _refuse_existing(paths: Sequence[Path], overwrite: bool) -> None:
     for path in paths:
         if path.is_dir():
             raise UsageError("output-is-folder", "is a folder", subject=str(path))
+        if path.exists() and not path.is_file():
+            raise UsageError("output-not-file", "is a pipe or a device, and no file", subject=str(path))
         if os.path.lexists(path) and not overwrite:
             remedy = "choose another place or give --overwrite"
             raise UsageError("output-exists", "exists", subject=str(path), remedy=remedy)

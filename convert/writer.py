@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from nextn.convert.draining import Drain
 from nextn.convert.journal import Journal, journal_of
 from nextn.convert.linked import output_of
 from nextn.convert.output import Output, refuse_foreign, sync_folder
@@ -159,7 +160,7 @@ def _stream(plan: Plan, outputs: Sequence[Output], journal: Journal, jobs: int, 
     hashed = {name for output in outputs for name in output.file.hash_fields}
     todo = (payload for payload in _wanted(plan, outputs) if payload.info.name not in done)
     digest, unsynced = hashlib.sha256(), 0
-    with ThreadPoolExecutor(jobs) as pool:
+    with ThreadPoolExecutor(jobs) as pool, Drain(outputs, journal) as drain:
         try:
             for piece, data in _in_order(pool, todo, hashed, 2 * jobs):
                 name = piece.payload.info.name
@@ -167,6 +168,7 @@ def _stream(plan: Plan, outputs: Sequence[Output], journal: Journal, jobs: int, 
                 if data is not None and name in hashed:
                     digest.update(data)
                 progress(written)
+                drain.wrote(written)
                 unsynced += written
                 if piece.last:
                     journal.done(name, digest.hexdigest() if name in hashed else None)
@@ -176,6 +178,7 @@ def _stream(plan: Plan, outputs: Sequence[Output], journal: Journal, jobs: int, 
                         journal.synced()
                         unsynced = 0
             _refuse_changed(plan)
+            drain.finish()
             _sync(pool, outputs, journal)
             journal.synced(complete=True)
         except BaseException:

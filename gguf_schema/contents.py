@@ -84,6 +84,11 @@ class LocalFile:
         untouched = now.st_ctime_ns == self._opened.st_ctime_ns or now.st_nlink != self._opened.st_nlink
         return self._identity(now) == self.identity and untouched
 
+    @property
+    def is_at_its_path(self) -> bool:
+        """Whether the path still leads to the file that was opened."""
+        return self.path.exists() and os.path.samestat(os.fstat(self._descriptor), self.path.stat())
+
     def read(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from `offset`; InputError when the file is shorter or the disk fails."""
         # Offsets come from files: the system call takes none beyond 2^63.

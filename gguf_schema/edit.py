@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from nextn.gguf_schema.contents import Contents, TensorInfo, Value
 from nextn.gguf_schema.errors import InputError
 
+MATRIX = 2  # dimensions
+
 
 @dataclass(frozen=True)
 class Taken:
@@ -69,7 +71,7 @@ def joined(name: str, parts: Iterable[TensorInfo]) -> Taken:
     parts = tuple(parts)
     first = parts[0]
     for part in parts[1:]:
-        if (part.ne[1:], part.type) != (first.ne[1:], first.type):
+        if (part.ne, part.type) != (first.ne, first.type) or len(first.ne) != MATRIX or not first.type.known:
             message = f"is {list(part.ne)} {part.type.name}, {first.name} {list(first.ne)} {first.type.name}: not alike"
             raise InputError("unlike-parts", message, subject=part.name, remedy=f"retype one of them to join {name}")
     ne = (sum(part.ne[0] for part in parts), *first.ne[1:])
@@ -81,7 +83,7 @@ def divided(tensor: TensorInfo, names: Iterable[str]) -> tuple[Taken, ...]:
     """A matrix cut into equal parts of each row; InputError when a cut would go through a block of its type."""
     names = tuple(names)
     width, rest = divmod(tensor.ne[0], len(names))
-    if rest or not tensor.type.known or width % tensor.type.block:
+    if len(tensor.ne) != MATRIX or rest or not tensor.type.known or width % tensor.type.block:
         message = f"rows of {tensor.ne[0]} cannot be cut into {len(names)} parts of whole blocks of {tensor.type.name}"
         raise InputError("indivisible", message, subject=tensor.name, remedy="retype it to f16, bf16 or f32 first")
     ne = (width, *tensor.ne[1:])

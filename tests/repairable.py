@@ -98,7 +98,7 @@ def _arrays() -> list[Repairable]:
     return [
         fault(GLM, COMBINED, HEADS_KV, shorter),
         fault(GLM, TRUNK, HEADS_KV, longer(1)),
-        fault(QWEN, MTP, RATIOS, shorter),
+        fault(QWEN, COMBINED, RATIOS, shorter),
         fault(STEP, COMBINED, HEADS_KV, shorter),
     ]
 

@@ -61,12 +61,8 @@ def cut(contents: Contents, role: Role, heads: int | None = None) -> Edit:
         message = f"has {counted(nextn_blocks, 'head')}: {heads} cannot be kept"
         raise UsageError("no-such-heads", message, subject=contents.name, remedy=f"--heads 1 to {nextn_blocks}")
     kept = nextn_blocks if heads is None else heads
-    if role.has_head and (absent := set(range(trunk_blocks, trunk_blocks + kept)) - head_blocks(contents)):
-        message = (
-            f"holds no head at {', '.join(f'blk.{block}' for block in sorted(absent))}, where its keys declare one"
-        )
-        remedy = "--heads keeps those before it; nextn join --replace-head puts all in from another file"
-        raise VerdictError("head-missing", message, subject=contents.name, remedy=remedy)
+    if role.has_head:
+        refuse_missing_heads(contents, range(trunk_blocks, trunk_blocks + kept))
     blocks = range(0 if role.has_trunk else trunk_blocks, trunk_blocks + (kept if role.has_head else 0))
     outside = roles_outside_blocks(contents)
     tensors = [tensor for tensor in contents if _keeps(tensor, role, blocks, outside)]
@@ -82,6 +78,16 @@ def cut(contents: Contents, role: Role, heads: int | None = None) -> Edit:
         tuple(map(taken, tensors)),
         dropped=tuple((tensor.name, _reason(tensor, blocks.stop)) for tensor in contents if tensor.name not in names),
     )
+
+
+def refuse_missing_heads(contents: Contents, blocks: range) -> None:
+    """Raise VerdictError when there is no head at one of these blocks."""
+    absent = set(blocks) - head_blocks(contents)
+    if absent:
+        places = ", ".join(f"blk.{block}" for block in sorted(absent))
+        message = f"holds no head at {places}, where its keys declare one"
+        remedy = "--heads keeps those before it; nextn join --replace-head puts all in from another file"
+        raise VerdictError("head-missing", message, subject=contents.name, remedy=remedy)
 
 
 def checked_blocks(contents: Contents) -> tuple[int, int]:

@@ -14,13 +14,14 @@ from nextn.convert.surgery.cut import (
     checked_blocks,
     cut,
     per_block_keys,
+    refuse_missing_heads,
     relabelled,
     roles_outside_blocks,
 )
 from nextn.gguf_schema.architecture import EVERY_ROLE, Role, block_of
 from nextn.gguf_schema.contents import Contents, Value, boolean
 from nextn.gguf_schema.edit import Edit, Taken, taken
-from nextn.gguf_schema.errors import UsageError, VerdictError, counted
+from nextn.gguf_schema.errors import UsageError, VerdictError, counted, listed
 from nextn.gguf_schema.layouts import NAMINGS, layout_of, naming_of
 from nextn.gguf_schema.nextn_architectures import array_keys
 from nextn.gguf_schema.nextn_generic import (
@@ -60,10 +61,13 @@ def join(trunk: Contents, head: Contents, *, replace_head: bool = False) -> Edit
         trunk = cut(trunk, Role.TRUNK).contents(trunk.name)
     refuse_mismatch(trunk, head, pair_reasons(trunk, head, _reasons))
     trunk_blocks, heads = checked_blocks(head)
+    refuse_missing_heads(head, range(trunk_blocks, trunk_blocks + heads))
     blocks = head_blocks(head)
     last = max((tensor.shard for tensor in trunk), default=0)
     tensors = [*map(taken, trunk), *(_in_shard(taken(t, 1), last) for t in head if block_of(t.name) in blocks)]
     keys = relabelled(_joined_keys(trunk, head, trunk_blocks, heads), trunk, [tensor.info for tensor in tensors])
+    if role_of(head) is Role.MTP and (own := [tensor.name for tensor in head if block_of(tensor.name) is None]):
+        changes.append(f"{head.name}: {listed(own)} are left out, the trunk's are taken")
     return Edit(keys, tuple(tensors), (*changes, *ancestry(trunk, head)))
 
 

@@ -19,14 +19,14 @@ from nextn.gguf_schema.edit import Edit
 from nextn.gguf_schema.errors import counted
 from nextn.gguf_schema.nextn_generic import EMBEDDING, TARGET_EMBEDDING_SHA256
 from nextn.gguf_schema.relayout import relayout
-from nextn.gguf_schema.shards import GGUFFile
+from nextn.gguf_schema.shards import GGUFFile, shard_names
 from nextn.gguf_schema.types import TensorType
 from nextn.validators.examine import examine_contents
 from nextn.validators.findings import Finding, Findings, Severity
 from nextn.validators.pair import examine_target_hash
 from nextn.validators.scan import sha256
 
-# Faults of a set's own keys, which are set right by what is there.
+# What keys left over in a file that was merged contradict.
 SPLIT_FAULTS = ("shard-number", "shard-count", "shard-tensors")
 
 
@@ -89,7 +89,8 @@ def plan_join(
 def _compare_target(trunk: GGUFFile, head: GGUFFile, findings: Findings) -> None:
     """Say so when the head was made for another embedding, as far as it tells."""
     if TARGET_EMBEDDING_SHA256 in head.contents.keys and EMBEDDING in trunk.contents.tensors:
-        examine_target_hash(head.contents, sha256(*trunk.tensor_bytes(EMBEDDING)), findings)
+        ours = trunk.contents.tensors[EMBEDDING]
+        examine_target_hash(head.contents, sha256(*trunk.tensor_bytes(EMBEDDING)), findings, ours.type)
 
 
 def plan_relayout(source: Path, output: Path, layout: str, *, provenance: bool = False) -> Operation:
@@ -118,7 +119,8 @@ def plan_retype(
 def plan_repair(source: Path, output: Path, *, provenance: bool = False) -> Operation:
     """Set keys right; raises what `open_input` and `repair` raise. No changes: there is nothing to repair."""
     findings = Findings()
-    file = open_input(source, findings, SPLIT_FAULTS)
+    # In a set they may show that a file is another set's.
+    file = open_input(source, findings, SPLIT_FAULTS if len(shard_names(source)) == 1 else ())
     edit = repair(file.contents, len(file.headers))
     wrong = () if edit.changes else examine_contents(file.contents).findings
     errors = tuple(finding for finding in wrong if finding.severity is Severity.ERROR)

@@ -16,9 +16,10 @@ from nextn.convert.transforms import Recipe, copy, fuse_columns, rows_of, select
 from nextn.gguf_schema.architecture import Role
 from nextn.gguf_schema.contents import LocalFile, TensorInfo, Value, string, u32
 from nextn.gguf_schema.edit import Edit, Taken, taken
+from nextn.gguf_schema.errors import listed
 from nextn.gguf_schema.nextn_generic import EMBEDDING, role_of
 from nextn.gguf_schema.placement import layout_problems
-from nextn.gguf_schema.shards import GGUFFile, open_gguf, shard_stem
+from nextn.gguf_schema.shards import SPLIT_KEYS, GGUFFile, open_gguf, shard_stem
 from nextn.gguf_schema.types import ValueType
 from nextn.validators.examine import examine_contents
 from nextn.validators.findings import Finding, Findings, Severity
@@ -51,6 +52,10 @@ def open_input(path: Path, findings: Findings, tolerated: Collection[str] = ()) 
             if problem.code != "trailing-bytes":
                 raise problem
             findings.warn("trailing-bytes", header.source.name, f"{problem.message}: they are not copied")
+    for header in file.headers[1:]:
+        if lost := [key for key in header.contents.keys if key not in SPLIT_KEYS and key not in file.contents.keys]:
+            message = f"has keys that only the first of a set should have, and that are not kept: {listed(lost)}"
+            findings.warn("shard-keys", header.source.name, message)
     for shard in file.paths:
         if shard != path and shard.is_symlink():
             findings.warn("symlink", str(shard), f"is a link: {shard.resolve()} is read")

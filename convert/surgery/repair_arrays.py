@@ -72,15 +72,19 @@ def _window(contents: Contents, block: int, given: Items) -> int | None:
     if heads is None or heads.element is None or min(len(heads.items), len(given)) < trunk:
         return None
     counts = {bool(kind): {heads.items[i] for i in range(trunk) if bool(given[i]) is kind} for kind in (True, False)}
+    if counts[True] & counts[False]:
+        return None  # Entries of the trunk stand at other blocks than their own.
     own = QUERY_HEADS.entry(contents, block, ())
     fits = [kind for kind, held in counts.items() if own in held]
     return int(fits[0]) if len(fits) == 1 else None
 
 
 def _ratio(contents: Contents, block: int, given: Items) -> int | None:
-    """The ratio of a head with an indexer: loaders take one ratio for all layers, the trunk's (qwen4exp.md 6.4)."""
+    """The ratio of a block with an indexer, 0 of one without: loaders take one for all layers (qwen4exp.md 6.4)."""
     used = {int(item) for item in given if item}
-    return used.pop() if len(used) == 1 and f"blk.{block}.indexer.k_proj.weight" in contents.tensors else None
+    if len(used) != 1:
+        return None
+    return used.pop() if f"blk.{block}.indexer.k_proj.weight" in contents.tensors else 0
 
 
 QUERY_HEADS = _size("attn_q.weight", 1, "attention.key_length")
@@ -102,7 +106,7 @@ PROOFS_OF: dict[str, dict[str, Proof]] = {
     "qwen4exp": {
         "attention.head_count": _size("attn_output.weight", 0, "attention.value_length"),
         "attention.compress_ratios": Proof(
-            "indexer.k_proj.weight is there, and the trunk has no other ratio", _ratio, checked=False
+            "indexer.k_proj.weight is there, and the trunk has no other ratio", _ratio, kind=True
         ),
     },
 }
@@ -172,10 +176,20 @@ def repair_arrays(ledger: Ledger, before: Declared) -> None:
     }
     for name, held in arrays.items():
         want, have = rules[name].length(keys.block_count, keys.heads), len(held.value.items)
-        if have > want and not rules[name].at_least:
+        if have != want and _is_blind(held, keys.trunk_blocks):
+            what = (
+                f"{held.key} has {have} entries, want {want}, and no block of the trunk is there to hold them against"
+            )
+            ledger.doubt(f"{what}: either they are missing, or too many, at the end, or in between")
+        elif have > want and not rules[name].at_least:
             _cut(ledger, held, want, have in lengths, lenient=rules[name].lenient)
         elif have < want:
             _continue(ledger, held, want, keys.trunk_blocks)
+
+
+def _is_blind(held: _Array, trunk_blocks: int) -> bool:
+    """Whether entries of the trunk that differ stand in a file without the trunk: nothing shows their places."""
+    return min(block_indices(held.contents), default=0) >= trunk_blocks and len(set(held.value.items)) > 1
 
 
 def _cut(ledger: Ledger, held: _Array, want: int, explained: bool, *, lenient: bool) -> None:

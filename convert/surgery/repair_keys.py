@@ -31,7 +31,7 @@ def repair_spelling(ledger: Ledger) -> bool:
     contents = ledger.contents
     name, prefixes = contents.architecture, _prefixes(contents)
     own = name in prefixes or any(key.startswith(f"{name}.") for key in contents.keys)
-    if name in OLD_SPELLINGS and (own or OLD_SPELLINGS[name] not in prefixes):
+    if name in OLD_SPELLINGS and (own or not prefixes):
         return True
     if name in ARCHITECTURE_NAMES:
         others = prefixes & ARCHITECTURE_NAMES | {a for a in ARCHITECTURES if a != name and _meant(prefixes, a)}

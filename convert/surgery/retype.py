@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 
 from nextn.convert.quantize import is_decodable
 from nextn.convert.surgery.cut import refuse_contradiction
 from nextn.convert.tensor_types import TypeChooser
-from nextn.gguf_schema.architecture import ExpectedTensor, Role, TensorSpec, block_of
+from nextn.gguf_schema.architecture import Architecture, ExpectedTensor, TensorSpec, block_of
 from nextn.gguf_schema.contents import Contents, TensorInfo, Value, u32
 from nextn.gguf_schema.edit import Edit, Taken, taken
 from nextn.gguf_schema.errors import InputError, counted
-from nextn.gguf_schema.nextn_generic import declared, head_blocks, role_of
-from nextn.gguf_schema.reading import read_hyperparameters, table_of
+from nextn.gguf_schema.nextn_generic import declared, head_blocks
+from nextn.gguf_schema.reading import table_of
 from nextn.gguf_schema.types import FILE_TYPES, TensorType
 from nextn.validators.findings import Finding, Findings
 
@@ -37,12 +36,12 @@ def retype(
     if head_blocks(contents) or declared(contents).heads:
         refuse_contradiction(contents)
     findings = Findings()
-    places = dict(_places(contents))
+    known = table_of(contents.architecture)
     types = TypeChooser(outtype or next(iter(rules))[1], rules)
     tensors: list[Taken] = []
     again, closed = [], []
     for tensor in contents:
-        place = places.get(tensor.name) or _place(tensor)
+        place = _place(tensor, known)
         by_rule = any(pattern.search(tensor.name) for pattern, _ in rules)
         asked = (by_rule or outtype is not None) and _is_number(tensor)
         type_ = types.choose(place, ()) if asked else tensor.type
@@ -73,23 +72,15 @@ def _is_number(tensor: TensorInfo) -> bool:
     return not re.fullmatch(r"I(8|16|32|64)", tensor.type.name)
 
 
-def _places(contents: Contents) -> Iterator[tuple[str, ExpectedTensor]]:
-    """What the tables say of the tensors, for the three families."""
-    known = table_of(contents.architecture)
-    if known is None:
-        return
-    h, problems = read_hyperparameters(known, contents)
-    if problems:
-        return
-    for place in known.tensors_of(h, role_of(contents) or Role.TRUNK):
-        yield place.name, place
-
-
-def _place(tensor: TensorInfo) -> ExpectedTensor:
-    """A place for a tensor that no table describes."""
-    f32 = len(tensor.ne) < 2 or bool(F32_ONLY.search(tensor.name))
-    spec = TensorSpec(tensor.name, " ".join(map(str, tensor.ne)), f32=f32)
+def _place(tensor: TensorInfo, known: Architecture | None) -> ExpectedTensor:
+    """A place for a tensor, with floors by its name: those of the tables, else what all architectures share."""
     block = block_of(tensor.name)
+    name = tensor.name if block is None else tensor.name.replace(f"blk.{block}.", "blk.{i}.", 1)
+    specs = [spec for spec in known.tensors if spec.name == name] if known else []
+    vector = len(tensor.ne) < 2 or bool(F32_ONLY.search(tensor.name))
+    f32 = any(spec.f32 for spec in specs) if specs else vector
+    dims = " ".join(map(str, tensor.ne))
+    spec = TensorSpec(tensor.name, dims, f32=f32, eight_bits=any(spec.eight_bits for spec in specs))
     return ExpectedTensor(tensor.name, tensor.ne, spec, -1 if block is None else block)
 
 

@@ -104,8 +104,8 @@ def as_bytes(contents: Contents) -> bytes:
 
 
 def test_several_faults_at_once(converted: Converted, tmp_path: Path) -> None:
-    """A head with another spelling, a lost key and a short array."""
-    healthy = converted(QWEN)[MTP]
+    """Another spelling, a lost key and a short array."""
+    healthy = converted(QWEN)[COMBINED]
     hand = Hand(keys={NEXTN: None, RATIOS: lambda old: old[:-1]}, architecture="qwen4-exp")
     path = by_hand(healthy, tmp_path / "broken.gguf", hand)
     changes = result("repair", path, "-o", tmp_path / "out.gguf")["changes"]

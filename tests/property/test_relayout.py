@@ -192,7 +192,9 @@ def test_any_way_leads_to_the_same_file(data: st.DataObject, file: File) -> None
     assume(a != c or b == a)
     assert direct.said == indirect.said
     found = layout_of(direct.contents)
-    assert c in (found.id, *found.others) or relayout(direct.contents, UPSTREAM).changes == ()
+    # Without ratios nothing but a marker tells some layouts apart: no tensor is named otherwise.
+    same_names = relayout(direct.contents, UPSTREAM).tensors == unchanged(direct.contents).tensors
+    assert c in (found.id, *found.others) or same_names
     assert relayout(direct.contents, c).changes == ()
 
 

@@ -140,7 +140,9 @@ def test_the_head_goes_into_the_last_shard() -> None:
 
 def test_origins_are_told() -> None:
     edit = join(with_key(BASE_TRUNK, "general.name", string("Tuned")), BASE_HEAD)
-    assert edit.changes == ("trunk: <plan>: called Tuned", "head: <plan>: says nothing of its origin")
+    left, *told = edit.changes
+    assert left == "<plan>: token_embd.weight, output_norm.weight are left out, the trunk's are taken"
+    assert told == ["trunk: <plan>: called Tuned", "head: <plan>: says nothing of its origin"]
 
 
 def test_a_sidecar_gets_the_matrices_and_loses_the_marks() -> None:

@@ -319,8 +319,7 @@ def test_a_file_that_is_a_head_as_a_whole() -> None:
 # Arrays
 
 
-@pytest.mark.parametrize("role", [COMBINED, MTP])
-@pytest.mark.parametrize(
+ARRAYS = pytest.mark.parametrize(
     ("family", "key"),
     [
         (STEP, "attention.head_count"),
@@ -331,13 +330,50 @@ def test_a_file_that_is_a_head_as_a_whole() -> None:
         (GLM, HEADS_KV),
     ],
 )
-def test_an_array_of_the_trunks_length_is_continued_by_what_tensors_prove(family: str, role: Role, key: str) -> None:
+
+
+@ARRAYS
+def test_an_array_of_the_trunks_length_is_continued_by_what_tensors_prove(family: str, key: str) -> None:
     """Case C14."""
-    contents, (trunk, heads) = planned(family, role), COUNTS[family]
+    contents, (trunk, heads) = planned(family), COUNTS[family]
     edit = mended(with_arrays(contents, trunk, key))
     assert dict(edit.keys) == dict(contents.keys)
     (line,) = edit.changes
     assert line.startswith(f"{family}.{key} {trunk} → {trunk + heads} entries: ")
+
+
+@ARRAYS
+def test_without_the_trunk_nothing_shows_which_entry_is_missing(family: str, key: str) -> None:
+    """One entry less in a file with one head may be the head's, or one of the trunk's: all behind it would be wrong."""
+    contents, (trunk, _) = planned(family, MTP), COUNTS[family]
+    short = with_arrays(contents, trunk, key)
+    value = short.get(key)
+    if value is not None and len(set(value.items)) == 1:
+        assert dict(mended(short).keys) == dict(contents.keys)
+    else:
+        assert "no block of the trunk" in doubts(short)
+
+
+@pytest.mark.parametrize("place", range(8))
+def test_an_entry_that_is_missing_in_between_is_no_entry_of_the_head(place: int) -> None:
+    """The blocks with an indexer are those with a ratio: another place of the gap is seen."""
+    contents = planned(QWEN)
+    value = contents.get(RATIOS)
+    assert value is not None
+    items = [*value.items]
+    del items[place]
+    contents = with_array(contents, RATIOS, items, value.element)
+    if items == [*value.items][:-1]:
+        assert mended(contents).changes
+    else:
+        assert doubts(contents)
+
+
+def test_an_old_spelling_over_keys_and_tensors_of_another_family() -> None:
+    contents = with_key(planned(STEP), "general.architecture", string("glm5next"))
+    edit = repair(contents)
+    assert edit.keys["general.architecture"] == string("step35")
+    assert {key for key in edit.keys if key.startswith("glm5next.")} == set()
 
 
 def test_only_the_heads_whose_entries_are_missing() -> None:
