@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from nextn.gguf_schema.contents import Contents, TensorInfo, Value, array, boolean, f32, string, u32
+from nextn.gguf_schema.edit import unchanged
 from nextn.gguf_schema.errors import InputError, NextnError, VerdictError
 from nextn.gguf_schema.layouts import NAMINGS, UPSTREAM, layout_of
 from nextn.gguf_schema.relayout import relayout
