@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from edited_contents import MTP, generic, planned, with_key, with_number, with_tensor, with_type, without
+from edited_contents import MTP, generic, planned, with_key, with_number, with_tensor, with_type, without, without_keys
 from small_files import noise
 from surgery import retyped, seen
 
@@ -16,6 +16,7 @@ from nextn.convert.surgery.retype import retype
 from nextn.gguf_schema.container import encode_header, lay_out
 from nextn.gguf_schema.contents import Contents, TensorInfo, string, u32
 from nextn.gguf_schema.errors import InputError, NextnError, UsageError, VerdictError
+from nextn.gguf_schema.relayout import relayout
 from nextn.gguf_schema.types import BF16, F16, F32, Q8_0, TENSOR_TYPES, TensorType
 
 UNKNOWN = TensorType(99, "type 99", 1, 0)
@@ -68,6 +69,17 @@ def test_only_quantizing_again_loses() -> None:
     quantized = with_type(PLAIN, "blk.0.ffn_up.weight", Q8_0)
     assert ("requantized", "blk.0.ffn_up.weight") in warnings(quantized, Q4_0)
     assert not {rule for rule, _ in warnings(quantized, F32)}
+
+
+def test_floors_go_by_names_whatever_keys_say() -> None:
+    """A key that is missing, or an old spelling, once made all floors disappear."""
+    for family, to in (("qwen4exp", None), ("glm5-next", "glm5next")):
+        contents = planned(family, MTP)
+        want = types(contents, Q4_0)
+        assert {want[name] for name in want} > {"Q4_0"}
+        assert types(without_keys(contents, f"{family}.context_length"), Q4_0) == want
+        if to:
+            assert types(relayout(contents, to).contents("old"), Q4_0) == want
 
 
 def test_without_outtype_only_what_matches() -> None:

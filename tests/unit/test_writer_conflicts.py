@@ -15,7 +15,9 @@ import tiny_plan
 from interrupted import hashes
 from tiny_plan import NAMES, interrupted
 
-from nextn.convert.plan import Payload, Plan, plan_file
+from nextn.convert.linked import Linked
+from nextn.convert.plan import Payload, Plan, PlannedFile, plan_file
+from nextn.convert.preflight import make_way
 from nextn.convert.source_tensor import SourceTensor
 from nextn.convert.transforms import copy
 from nextn.convert.writer import write_plan
@@ -234,3 +236,27 @@ def test_a_source_that_fails(
     write_plan(plan, out)
     assert written() == NAMES[3:]
     assert hashes(out) == whole
+
+
+def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
+    """Nor a device: `-o /dev/null --overwrite` would have made a file of it."""
+    pipe = tmp_path / "out.gguf"
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError) as caught:
+        make_way([pipe], overwrite=True)
+    assert caught.value.code == "output-not-file"
+    assert pipe.is_fifo()
+
+
+def test_a_link_leads_to_the_file_that_was_read(tmp_path: Path) -> None:
+    """A shard that was replaced meanwhile would have been linked unread."""
+    source, other = tmp_path / "in.gguf", tmp_path / "other.gguf"
+    source.write_bytes(b"read")
+    other.write_bytes(b"else")
+    file = PlannedFile(None, PurePosixPath("out.gguf"), {}, (), b"read", 0, same_as=LocalFile(source))
+    linked = Linked(file, tmp_path / "out.gguf", LocalFile(source))
+    other.replace(source)
+    with pytest.raises(InputError) as caught:
+        linked.finish({})
+    assert caught.value.code == "source-changed"
+    assert not (tmp_path / "out.gguf.partial").exists()
