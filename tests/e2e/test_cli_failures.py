@@ -141,8 +141,10 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
         assert process.stderr.read() == ""
 
 
+# A job in the background of a shell ignores interrupts, and so would what it starts.
 WAITING = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from nextn.cli import main
 from nextn.convert import pipeline
 
