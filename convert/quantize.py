@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from nextn.convert.source_tensor import SourceTensor
 from nextn.convert.transforms import Floats
+from nextn.gguf_schema.dequantize import dequantized, is_decodable
 from nextn.gguf_schema.errors import InputError
 from nextn.gguf_schema.types import BF16, F16, F32, Q8_0, TENSOR_TYPES, TensorType
 from nextn.validators.scan import FLOATS
@@ -27,7 +28,7 @@ def decode(source: SourceTensor, start: int, count: int) -> Floats:
     if source.scale is not None:
         return _scaled(source, np.take(FP8_VALUES[source.dtype], np.frombuffer(data, np.uint8), mode="clip"), start)
     if source.dtype not in DECODERS:
-        return dequantized(source.dtype, data)
+        return dequantized(TENSOR_TYPES[source.dtype], np.frombuffer(data, np.uint8)[None]).reshape(-1)
     return np.frombuffer(data, DECODERS[source.dtype]).astype(np.float32, copy=False)
 
 
@@ -47,23 +48,9 @@ FP8_VALUES: dict[str, Floats] = {
 }
 
 
-def dequantized(name: str, data: bytes) -> Floats:
-    """The values of whole blocks of a ggml type; NotImplementedError for one that the library cannot decode."""
-    from gguf import GGMLQuantizationType, quants
-
-    values: Floats = quants.dequantize(np.frombuffer(data, np.uint8)[None], GGMLQuantizationType[name])
-    return values.reshape(-1)
-
-
-def is_decodable(type_: TensorType) -> bool:
-    """Whether values of a ggml type can be had: floats, and the types in blocks that the library knows."""
-    if type_.name in DECODERS:
-        return True
-    try:
-        dequantized(type_.name, bytes(type_.size))
-    except (NotImplementedError, KeyError):
-        return False
-    return type_.block > 1
+def can_decode(type_: TensorType) -> bool:
+    """Whether values of a ggml type can be had: of floats here, of the types in blocks by the library."""
+    return type_.name in DECODERS or is_decodable(type_)
 
 
 def _scaled(source: SourceTensor, values: Floats, start: int) -> Floats:

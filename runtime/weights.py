@@ -5,21 +5,20 @@ from __future__ import annotations
 import mmap
 import sys
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from math import prod
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from gguf import GGMLQuantizationType, quants
 from torch import Tensor
 
 from nextn.gguf_schema.contents import ByteSource, Contents, LocalFile, TensorInfo
+from nextn.gguf_schema.dequantize import dequantized, is_decodable
 from nextn.gguf_schema.errors import InputError
 from nextn.gguf_schema.nextn_generic import EMBEDDING, OUTPUT
 from nextn.gguf_schema.shards import GGUFFile
-from nextn.gguf_schema.types import TENSOR_TYPES, TensorType
+from nextn.gguf_schema.types import TensorType
 
 # Types that torch has: their bytes are used as they lie.
 PLAIN: dict[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -61,7 +60,7 @@ class Matrix:
         plain = PLAIN.get(self._type.name)
         if plain is not None:
             return data.view(plain).to(self._dtype)
-        values = quants.dequantize(data.cpu().numpy(), GGMLQuantizationType[self._type.name])
+        values = dequantized(self._type, data.cpu().numpy())
         return torch.from_numpy(values).to(data.device, self._dtype)
 
     def blocks(self) -> Iterator[Tensor]:
@@ -131,7 +130,7 @@ class Weights:
 
     def _bytes(self, tensor: TensorInfo, shape: tuple[int, ...]) -> Tensor:
         type_ = tensor.type
-        if type_.name not in PLAIN and not _decodes(type_.name):
+        if type_.name not in PLAIN and not is_decodable(type_):
             message = f"tensor {tensor.name!r} is {type_.name}, which cannot be decoded"
             remedy = "convert the checkpoint to another type: nextn convert SOURCE --outtype q8_0"
             raise InputError("undecodable", message, subject=self.contents.name, remedy=remedy)
@@ -157,16 +156,3 @@ def _mapped(source: ByteSource) -> npt.NDArray[np.uint8]:
     if len(memory) != source.size or LocalFile(Path(source.name)).identity != source.identity:
         raise InputError("changed", "was written anew since it was opened", subject=source.name)
     return np.frombuffer(memory, np.uint8)
-
-
-@lru_cache(maxsize=64)
-def _decodes(name: str) -> bool:
-    """Whether gguf-py can decode a type of this name."""
-    type_ = TENSOR_TYPES.get(name)
-    if type_ is None:
-        return False
-    try:
-        quants.dequantize(np.zeros((1, type_.size), np.uint8), GGMLQuantizationType[name])
-    except (NotImplementedError, KeyError):
-        return False
-    return True

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from nextn.gguf_schema.dequantize import dequantized, is_decodable
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -198,13 +200,9 @@ def _scan_rows(result: Scan, type_: TensorType, rows: Bytes, first_row: int) -> 
 
 def _is_constant(type_: TensorType, blocks: Bytes) -> npt.NDArray[np.bool_]:
     """Which blocks hold one value only; none of a type that the gguf package does not decode."""
-    from gguf import GGMLQuantizationType
-    from gguf.quants import dequantize
-
-    try:
-        with np.errstate(all="ignore"):
-            values = dequantize(blocks, GGMLQuantizationType(type_.id))
-    except (NotImplementedError, ValueError):
+    if not is_decodable(type_):
         return np.zeros(len(blocks), bool)
+    with np.errstate(all="ignore"):
+        values = dequantized(type_, blocks)
     same: npt.NDArray[np.bool_] = values.min(axis=1) == values.max(axis=1)
     return same

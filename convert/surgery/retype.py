@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from nextn.convert.quantize import is_decodable
+from nextn.convert.quantize import can_decode
 from nextn.convert.surgery.cut import refuse_contradiction
 from nextn.convert.tensor_types import TypeChooser
 from nextn.gguf_schema.architecture import Architecture, ExpectedTensor, TensorSpec, block_of
@@ -45,7 +45,7 @@ def retype(
         by_rule = any(pattern.search(tensor.name) for pattern, _ in rules)
         asked = (by_rule or outtype is not None) and _is_number(tensor)
         type_ = types.choose(place, ()) if asked else tensor.type
-        if type_ != tensor.type and not by_rule and not is_decodable(tensor.type):
+        if type_ != tensor.type and not by_rule and not can_decode(tensor.type):
             closed.append(tensor.name)
             type_ = tensor.type
         if type_ != tensor.type and tensor.type.block > 1 and type_.block > 1:
@@ -87,7 +87,7 @@ def _place(tensor: TensorInfo, known: Architecture | None) -> ExpectedTensor:
 def _retyped(tensor: TensorInfo, type_: TensorType) -> Taken:
     if type_ == tensor.type:
         return taken(tensor)
-    if not is_decodable(tensor.type):
+    if not can_decode(tensor.type):
         message = f"is {tensor.type.name}, which cannot be decoded here, and is to become {type_.name}"
         remedy = "a --tensor-type whose pattern does not match it leaves it as it is"
         raise InputError("undecodable", message, subject=tensor.name, remedy=remedy)

@@ -13,12 +13,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from nextn.gguf_schema.architecture import Without
 from nextn.gguf_schema.errors import InputError, UsageError
-from nextn.gguf_schema.reading import read_hyperparameters
 from nextn.gguf_schema.step35 import STEP35, Step35
 from nextn.kernels.reference import linear, rms_norm
-from nextn.runtime.model import Chunk, embedded
+from nextn.runtime.model import Chunk, embedded, hyperparameters
 from nextn.runtime.models.step35_block import Batch, Block, cache_rows
 from nextn.runtime.state import ROLLBACK, State
 from nextn.runtime.weights import Weights
@@ -136,14 +134,7 @@ class _Head:
 
 def _hyperparameters(weights: Weights) -> Step35:
     """Those of a file; InputError for keys that no loader would take, and for another router than this model's."""
-    held, problems = read_hyperparameters(STEP35, weights.contents)
-    h = cast(Step35, held)
-    for problem in problems:
-        if problem.without is Without.REFUSES:
-            remedy = "nextn validate says what else is wrong with the file"
-            raise InputError(
-                "bad-key", f"{problem.key} {problem.message}", subject=weights.contents.name, remedy=remedy
-            )
+    h = cast(Step35, hyperparameters(STEP35, weights.contents))
     if h.expert_blocks and h.expert_gating_func != SIGMOID:
         message = f"expert_gating_func is {h.expert_gating_func}; Step models route by sigmoid ({SIGMOID})"
         raise InputError("unsupported-router", message, subject=weights.contents.name)
