@@ -16,47 +16,55 @@ from operator import xor
 import torch
 from torch import Tensor
 
-from nextn.kernels.reference import (
-    Weight,
-    dot,
-    exp,
-    inverse_sqrt,
-    linear,
-    mean_of,
-    rms_norm,
-    sigmoid,
-    silu,
-    softplus,
-    top,
-)
+from nextn.kernels.reference import Reference, inverse_sqrt, mean_of, top
+from nextn.kernels.weight import Weight
 
 
-def hyper_connection_read(streams: Tensor, norm: Tensor, down: Weight, up: Weight, eps: float) -> tuple[Tensor, Tensor]:
-    """What a block reads of the residual streams [rows, C, H]: a mixture [rows, H], and all of them normed [rows, C*H].
+class Qwen4ExpOperations(Reference):
+    """Hyper-connections, decays, gates of n-grams, and scores of blocks of keys."""
 
-    Each stream is normed by its own mean square, with its own part of `norm` [C, H]. A low-rank projection, down
-    [R, C*H] and up [C*H, R], gates each value of each stream; the mixture is the mean over the streams. The division by
-    their number stands between the projection and the non-linearity.
-    """
-    rows, count, width = streams.shape
-    normed = rms_norm(streams, norm, eps)
-    flat = normed.reshape(rows, count * width)
-    low = silu(linear(flat, down) / count)
-    gated = sigmoid(linear(low, up)).reshape(streams.shape) * normed
-    return mean_of(gated.unbind(dim=1)), flat
+    def hyper_connection_read(
+        self, streams: Tensor, norm: Tensor, down: Weight, up: Weight, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """What a block reads of the streams [rows, C, H]: a mixture [rows, H], and all of them normed [rows, C*H].
 
+        Each stream is normed by its own mean square, with its own part of `norm` [C, H]. A low-rank projection, down
+        [R, C*H] and up [C*H, R], gates each value of each stream; the mixture is the mean over the streams. The
+        division by their number stands between the projection and the non-linearity.
+        """
+        rows, count, width = streams.shape
+        normed = self.rms_norm(streams, norm, eps)
+        flat = normed.reshape(rows, count * width)
+        low = self.silu(self.linear(flat, down) / count)
+        gated = self.sigmoid(self.linear(low, up)).reshape(streams.shape) * normed
+        return mean_of(gated.unbind(dim=1)), flat
 
-def hyper_connection_strengths(normed: Tensor, inject: Weight, count: int) -> Tensor:
-    """How strongly a block's result is added to each stream: [rows, C], from normed streams [rows, C*H]."""
-    return 2 * sigmoid(linear(normed, inject) / count)
+    def hyper_connection_strengths(self, normed: Tensor, inject: Weight, count: int) -> Tensor:
+        """How strongly a block's result is added to each stream: [rows, C], from normed streams [rows, C*H]."""
+        return 2 * self.sigmoid(self.linear(normed, inject) / count)
 
+    def decays(self, x: Tensor, rates: Tensor, bias: Tensor) -> Tensor:
+        """What a delta net's heads keep of their state: exp(rates * softplus(x + bias)), [rows, heads].
 
-def decays(x: Tensor, rates: Tensor, bias: Tensor) -> Tensor:
-    """What a delta net's heads keep of their state: exp(rates * softplus(x + bias)), [rows, heads].
+        x is [rows, heads], rates [heads], which are negative, and bias [heads].
+        """
+        return self.exp(rates * self.softplus(x + bias))
 
-    x is [rows, heads], rates [heads], which are negative, and bias [heads].
-    """
-    return exp(rates * softplus(x + bias))
+    def ngram_gates(self, keys: Tensor, queries: Tensor) -> Tensor:
+        """How much of an n-gram's value each stream takes: [rows, C], from normed keys and queries [rows, C, H]."""
+        score = self.dot(keys, queries) * inverse_sqrt(keys.shape[-1])
+        return self.sigmoid(score.sign() * score.abs().clamp(min=1e-6).sqrt())
+
+    def pooled(self, keys: Tensor, ratio: int) -> Tensor:
+        """The mean of each `ratio` keys [blocks*ratio, d] that follow each other: [blocks, d]."""
+        blocks = keys.reshape(-1, ratio, keys.shape[-1])
+        return mean_of(blocks.unbind(dim=1))
+
+    def block_scores(self, query: Tensor, keys: Tensor) -> Tensor:
+        """Scores [blocks] of pooled keys [blocks, d] for one query [heads, d]: summed over the heads if positive."""
+        # A head of its own memory begins where a vector should, whichever it is: see `reference`.
+        first, *others = [torch.relu(torch.mv(keys, head.clone())) for head in query]
+        return sum(others, first) * inverse_sqrt(query.shape[-1])
 
 
 def ngram_rows(
@@ -77,25 +85,6 @@ def ngram_rows(
     per_ngram = len(sizes) // (length - 1)
     mixes = [reduce(xor, products[:n]) for n in range(2, length + 1) for _ in range(per_ngram)]
     return [mix % size + offset for mix, size, offset in zip(mixes, sizes, offsets, strict=True)]
-
-
-def ngram_gates(keys: Tensor, queries: Tensor) -> Tensor:
-    """How much of an n-gram's value each stream takes: [rows, C], from normed keys and queries [rows, C, H]."""
-    score = dot(keys, queries) * inverse_sqrt(keys.shape[-1])
-    return sigmoid(score.sign() * score.abs().clamp(min=1e-6).sqrt())
-
-
-def pooled(keys: Tensor, ratio: int) -> Tensor:
-    """The mean of each `ratio` keys [blocks*ratio, d] that follow each other: [blocks, d]."""
-    blocks = keys.reshape(-1, ratio, keys.shape[-1])
-    return mean_of(blocks.unbind(dim=1))
-
-
-def block_scores(query: Tensor, keys: Tensor) -> Tensor:
-    """Scores [blocks] of pooled keys [blocks, d] for one query [heads, d]: what is positive, summed over the heads."""
-    # A head of its own memory begins where a vector should, whichever it is: see `reference`.
-    first, *others = [torch.relu(torch.mv(keys, head.clone())) for head in query]
-    return sum(others, first) * inverse_sqrt(query.shape[-1])
 
 
 def seen_keys(scores: Tensor, ratio: int, kept: int, visible: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The operations of the models in plain torch: what each of them means, one row at a time.
+"""The operations that models share, in plain torch: what each of them means, one row at a time.
 
 Width invariance: row i of a result has the same bits whatever the number of rows beside it, since every reduction is
 done for each row by itself, over its own values alone, and what is left is done value by value. A row of a matrix
@@ -14,159 +14,164 @@ so that each row is given to it alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from nextn.kernels.weight import Weight
 
 # Where math libraries want vectors to begin, in bytes: elsewhere they need not sum in the same order.
 ALIGNMENT = 64
 
 
-class Weight(Protocol):
-    """A matrix [out, in] that is read block by block: decoding all of a packed one at once may be too much."""
+class Reference:
+    """Products, norms, rotation, activations, attention and recurrences."""
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Rows and columns."""
-        ...
+    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+        """x [rows, in] times the transpose of weight [out, in]: [rows, out]."""
+        rows = _rows(x)
+        columns = [torch.stack([torch.mv(block, row) for row in rows]) for block in weight.blocks()]
+        return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
 
-    def blocks(self) -> Iterator[Tensor]:
-        """Its rows from the first to the last, in blocks that are always the same."""
-        ...
+    def linear_by_head(self, x: Tensor, weight: Weight) -> Tensor:
+        """x [rows, heads, in] times the transposes of weight [heads, out, in]: [rows, heads, out]."""
+        return torch.stack([self.linear(x[:, head], weight[head]) for head in range(x.shape[1])], dim=1)
+
+    def dot(self, a: Tensor, b: Tensor) -> Tensor:
+        """The products over the last dimension [..., n], summed: [...]."""
+        left = _rows(a)
+        right = left if b is a else _rows(b)
+        return torch.stack([torch.dot(x, y) for x, y in zip(left, right, strict=True)]).reshape(a.shape[:-1])
+
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        """x [..., n] over the root of its mean square, times weight [n] or [m, n] (x [..., m, n]) if there is one.
+
+        `eps` is added to the mean square.
+        """
+        normed = x * (self.dot(x, x) / x.shape[-1] + eps).sqrt().reciprocal()[..., None]
+        return normed if weight is None else normed * weight
+
+    def l2_norm(self, x: Tensor, eps: float) -> Tensor:
+        """x [..., n] over the root of its sum of squares, to which `eps` is added."""
+        return x * (self.dot(x, x) + eps).sqrt().reciprocal()[..., None]
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        """x [..., n] less its mean, over its standard deviation, times weight [n], plus bias [n].
+
+        The variance is that of the values themselves (over n, not n - 1); `eps` is added to it.
+        """
+        centred = x - (self.dot(x, torch.ones_like(x)) / x.shape[-1])[..., None]
+        return self.rms_norm(centred, weight, eps) + bias
+
+    def softmax(self, x: Tensor) -> Tensor:
+        """Over the last dimension [..., n], for each row by itself."""
+        return by_row(lambda row: torch.softmax(row, dim=-1), x)
+
+    def sigmoid(self, x: Tensor) -> Tensor:
+        """1 / (1 + exp(-x)) of x [..., n], for each row by itself."""
+        return by_row(torch.sigmoid, x)
+
+    def silu(self, x: Tensor) -> Tensor:
+        """x * sigmoid(x) of x [..., n], for each row by itself."""
+        return by_row(torch.nn.functional.silu, x)
+
+    def exp(self, x: Tensor) -> Tensor:
+        """e to the power of x [..., n], for each row by itself."""
+        return by_row(torch.exp, x)
+
+    def softplus(self, x: Tensor) -> Tensor:
+        """ln(1 + e^x) of x [..., n], for each row by itself.
+
+        Above 50 it is x, to the last bit of either precision; torch's own threshold of 20 is too low for float64.
+        """
+        return by_row(lambda row: torch.nn.functional.softplus(row, threshold=50.0), x)
+
+    def rope(self, x: Tensor, positions: Tensor, dims: int, base: float, factors: Tensor | None = None) -> Tensor:
+        """Rotate the first `dims` values of x [rows, heads, n] by their rows' positions.
+
+        Pairs are half of `dims` apart. Frequency m is base^(-2m/dims) over factors[m]. `positions` is [rows], or [rows,
+        dims/2] when each frequency has a position of its own. Angles are computed in float64, since float32 loses
+        places at far positions. ValueError unless `dims` is even and no more than n. Source: GGML_ROPE_TYPE_NEOX of
+        ggml.
+        """
+        if dims % 2 or dims > x.shape[-1]:
+            raise ValueError(f"{dims} of {x.shape[-1]} values cannot be rotated in pairs")
+        half = dims // 2
+        frequencies = base ** (-2.0 * torch.arange(half, dtype=torch.float64, device=x.device) / dims)
+        if factors is not None:
+            frequencies = frequencies / factors[:half].double()
+        angles = (positions.double() if positions.dim() > 1 else positions.double()[:, None]) * frequencies
+        cos, sin = (by_row(function, angles).to(x.dtype)[:, None] for function in (torch.cos, torch.sin))
+        first, second, rest = x[..., :half], x[..., half:dims], x[..., dims:]
+        return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, begins: Sequence[int], ends: Sequence[int], scale: float
+    ) -> Tensor:
+        """Queries [rows, heads, d] over keys [n, kv_heads, d] and values [n, kv_heads, dv]: [rows, heads, dv].
+
+        Row i sees keys begins[i] … ends[i] - 1, and nothing is a row of zeros. Query head h uses key head
+        h // (heads / kv_heads).
+        """
+        rows = []
+        for row, begin, end in zip(query, begins, ends, strict=True):
+            seen = _attended(row, keys[begin:end], values[begin:end], scale) if begin < end else None
+            rows.append(row.new_zeros(row.shape[0], values.shape[-1]) if seen is None else seen)
+        return torch.stack(rows)
+
+    def causal_conv(self, x: Tensor, past: Tensor, weight: Tensor, dilation: int = 1) -> Tensor:
+        """Depthwise convolution of rows x [rows, channels] behind past [(taps-1)*dilation, channels], oldest first.
+
+        weight is [channels, taps]; its last tap meets the row itself. The result is [rows, channels].
+        """
+        taps = weight.shape[1]
+        held = torch.cat((past, x))
+        total = x * weight[:, taps - 1]
+        for j in range(taps - 1):
+            total = total + held[j * dilation : j * dilation + len(x)] * weight[:, j]
+        return total
+
+    def delta_rule(
+        self, state: Tensor, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, keep: int
+    ) -> tuple[Tensor, Tensor]:
+        """Steps of a gated delta rule over rows one after the other.
+
+        Gives what each row reads [rows, heads, dv], and the states [kept, heads, dk, dv] behind the last `keep` rows,
+        or all if there are fewer. From `state` [heads, dk, dv] on it decays in each step by `decay` [rows, heads, dk or
+        1] first; then it is corrected along key [rows, heads, dk] towards value [rows, heads, dv] by beta [rows,
+        heads], and read by query [rows, heads, dk].
+        """
+        read, states = [], []
+        for row in range(len(query)):
+            state, result = _delta_step(state, query[row], key[row], value[row], decay[row], beta[row])
+            read.append(result)
+            if row >= len(query) - keep:
+                states.append(state)
+        return torch.stack(read), torch.stack(states)
 
 
-def linear(x: Tensor, weight: Weight) -> Tensor:
-    """x [rows, in] times the transpose of weight [out, in]: [rows, out]."""
-    rows = _rows(x)
-    columns = [torch.stack([torch.mv(block, row) for row in rows]) for block in weight.blocks()]
-    return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
-
-
-def dot(a: Tensor, b: Tensor) -> Tensor:
-    """The products over the last dimension [..., n], summed: [...]."""
-    left = _rows(a)
-    right = left if b is a else _rows(b)
-    return torch.stack([torch.dot(x, y) for x, y in zip(left, right, strict=True)]).reshape(a.shape[:-1])
-
-
-def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """x [..., n] over the root of its mean square, times weight [n] or [..., n] if there is one.
-
-    `eps` is added to the mean square.
-    """
-    normed = x * (dot(x, x) / x.shape[-1] + eps).sqrt().reciprocal()[..., None]
-    return normed if weight is None else normed * weight
-
-
-def l2_norm(x: Tensor, eps: float) -> Tensor:
-    """x [..., n] over the root of its sum of squares, to which `eps` is added."""
-    return x * (dot(x, x) + eps).sqrt().reciprocal()[..., None]
-
-
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """x [..., n] less its mean, over its standard deviation, times weight [n], plus bias [n].
-
-    The variance is that of the values themselves (over n, not n - 1); `eps` is added to it.
-    """
-    centred = x - (dot(x, torch.ones_like(x)) / x.shape[-1])[..., None]
-    return rms_norm(centred, weight, eps) + bias
-
-
-def softmax(x: Tensor) -> Tensor:
-    """Over the last dimension [..., n], for each row by itself."""
-    return by_row(lambda row: torch.softmax(row, dim=-1), x)
-
-
-def rope(x: Tensor, positions: Tensor, dims: int, base: float, factors: Tensor | None = None) -> Tensor:
-    """Rotate the first `dims` values of x [rows, heads, n] by their rows' positions; pairs are half of `dims` apart.
-
-    Frequency m is base^(-2m/dims) over factors[m]. `positions` is [rows], or [rows, dims/2] when each frequency has a
-    position of its own. Angles are computed in float64, since float32 loses places at far positions. ValueError unless
-    `dims` is even and no more than n. Source: GGML_ROPE_TYPE_NEOX of ggml.
-    """
-    if dims % 2 or dims > x.shape[-1]:
-        raise ValueError(f"{dims} of {x.shape[-1]} values cannot be rotated in pairs")
-    half = dims // 2
-    frequencies = base ** (-2.0 * torch.arange(half, dtype=torch.float64, device=x.device) / dims)
-    if factors is not None:
-        frequencies = frequencies / factors[:half].double()
-    angles = (positions.double() if positions.dim() > 1 else positions.double()[:, None]) * frequencies
-    cos, sin = (by_row(function, angles).to(x.dtype)[:, None] for function in (torch.cos, torch.sin))
-    first, second, rest = x[..., :half], x[..., half:dims], x[..., dims:]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
-
-
-def attend(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """One query [heads, d] over the keys [n, kv_heads, d] and values [n, kv_heads, dv] that it sees: [heads, dv].
-
-    Query head h uses key head h // (heads / kv_heads).
-    """
+def _attended(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """One query [heads, d] over the keys [n, kv_heads, d] and values [n, kv_heads, dv] that it sees: [heads, dv]."""
     heads, kv_heads = query.shape[0], keys.shape[1]
     grouped = aligned(query).reshape(kv_heads, heads // kv_heads, -1)
     weights = torch.softmax(torch.bmm(grouped, keys.permute(1, 2, 0)) * scale, dim=-1)
     return torch.bmm(weights, values.transpose(0, 1)).reshape(heads, -1)
 
 
-def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + exp(-x)) of x [..., n], for each row by itself."""
-    return by_row(torch.sigmoid, x)
-
-
-def silu(x: Tensor) -> Tensor:
-    """x * sigmoid(x) of x [..., n], for each row by itself."""
-    return by_row(torch.nn.functional.silu, x)
-
-
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up."""
-    return silu(gate) * up
-
-
-def exp(x: Tensor) -> Tensor:
-    """e to the power of x [..., n], for each row by itself."""
-    return by_row(torch.exp, x)
-
-
-def softplus(x: Tensor) -> Tensor:
-    """ln(1 + e^x) of x [..., n], for each row by itself.
-
-    Above 50 it is x, to the last bit of either precision; torch's own threshold of 20 is too low for float64.
-    """
-    return by_row(lambda row: torch.nn.functional.softplus(row, threshold=50.0), x)
-
-
-def top(scores: Tensor, count: int) -> list[int]:
-    """Indices of the `count` largest of scores [n], ascending; of equal ones those of the lower indices."""
-    return sorted(torch.argsort(scores, descending=True, stable=True)[:count].tolist())
-
-
-def causal_conv(x: Tensor, past: Tensor, weight: Tensor, dilation: int = 1) -> Tensor:
-    """Depthwise convolution of one row x [channels] behind past [(taps-1)*dilation, channels], oldest first.
-
-    weight is [channels, taps]; its last tap meets x.
-    """
-    taps = weight.shape[1]
-    total = x * weight[:, taps - 1]
-    for j in range(taps - 1):
-        total = total + past[j * dilation] * weight[:, j]
-    return total
-
-
-def delta_step(
+def _delta_step(
     state: Tensor, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One step of a gated delta rule: the new state [heads, dk, dv], and the output [heads, dv].
-
-    The state decays by `decay` [heads, dk or 1] first; then it is corrected along key [heads, dk] towards
-    value [heads, dv] by beta [heads], and read by query [heads, dk].
-    """
     query, key = aligned(query), aligned(key)
     state = decay[..., None] * state
     missed = beta[:, None] * (value - torch.bmm(key[:, None], state)[:, 0])
     state = state + key[..., None] * missed[:, None]
     return state, torch.bmm(query[:, None], state)[:, 0]
+
+
+def top(scores: Tensor, count: int) -> list[int]:
+    """Indices of the `count` largest of scores [n], ascending; of equal ones those of the lower indices."""
+    return sorted(torch.argsort(scores, descending=True, stable=True)[:count].tolist())
 
 
 def mean_of(rows: Sequence[Tensor]) -> Tensor:

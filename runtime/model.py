@@ -19,21 +19,26 @@ from nextn.gguf_schema.errors import InputError, UsageError
 from nextn.gguf_schema.reading import read_hyperparameters
 from nextn.runtime.state import State
 
+# Where a row stands: a number, or for rows of an image in models that tell them apart one for each of three axes.
+AXES = ("time", "height", "width")
+Position = int | tuple[int, int, int]
+POSITIONS_END = 2**31
+
 
 @dataclass(frozen=True)
 class Chunk:
     """Rows of one sequence that follow what its state holds: token ids, or embedding rows [rows, width] in their place.
 
     `hidden` [rows, hidden width] is what a head takes beside them. `positions`, of text one after the other, are given
-    when rows are of an image: [rows]. `start` is the place of the first row when it is not behind those that are
-    counted: a draft's later rows stand behind uncounted ones.
+    when rows are of an image. `start` is the place of the first row when it is not behind those that are counted: a
+    draft's later rows stand behind uncounted ones.
     """
 
     state: State
     tokens: Sequence[int] = ()
     embeddings: Tensor | None = None
     hidden: Tensor | None = None
-    positions: Sequence[int] | None = None
+    positions: Sequence[Position] | None = None
     start: int | None = None
 
     def __len__(self) -> int:
@@ -44,25 +49,42 @@ class Chunk:
         """The place of the first row in the sequence."""
         return self.state.length if self.start is None else self.start
 
-    def places(self) -> list[int]:
+    def places(self) -> list[Position]:
         """The position of each row. UsageError when given ones are not as many, or go back."""
         if self.positions is None:
             first = self.state.position + self.first - self.state.length
             return list(range(first, first + len(self)))
         given, position = list(self.positions), self.state.position
+        times = [time_of(place) for place in given]
         # The first rows of an image's second part stand where the last ones of its first part do.
-        steps = zip([max(position - 1, 0), *given], given, strict=False)
-        if len(given) != len(self) or any(later < earlier for earlier, later in steps):
+        start = max(position - 1, 0) if given and isinstance(given[0], int) else 0
+        steps = zip([start, *times], times, strict=False)
+        if len(given) != len(self) or any(later < earlier for earlier, later in steps) or not all(map(_is_one, given)):
             message = f"positions {given} for {len(self)} rows from {position} on"
             raise UsageError("positions", message, remedy="give one for each row, none before the one ahead of it")
         is_text = self.embeddings is None and given
-        if is_text and given != list(range(max(given[0], position), given[-1] + 1)):
+        if is_text and given != list(range(max(times[0], position), times[-1] + 1)):
             raise UsageError("positions", f"positions {given} of text are not consecutive, from {position} on or later")
         return given
 
     def advance(self) -> None:
         """Count the rows as part of the sequence."""
-        self.state.advance(self.places())
+        self.state.advance([latest(place) for place in self.places()])
+
+
+def latest(position: Position) -> int:
+    """The largest of a position's numbers: text behind an image stands after all of it."""
+    return position if isinstance(position, int) else max(position)
+
+
+def time_of(position: Position) -> int:
+    """A position on the first axis."""
+    return position if isinstance(position, int) else position[0]
+
+
+def _is_one(position: Position) -> bool:
+    numbers = (position,) if isinstance(position, int) else position
+    return len(numbers) in (1, len(AXES)) and all(0 <= number < POSITIONS_END for number in numbers)
 
 
 class Trunk(Protocol):
@@ -128,8 +150,18 @@ def spans(chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, slice]]:
 
 
 def joined_positions(chunks: Sequence[Chunk]) -> Tensor:
-    """The positions of all rows: [rows]."""
-    return torch.tensor([place for chunk in chunks for place in chunk.places()], dtype=torch.int64)
+    """The positions of all rows, [rows], of a model that knows one axis; UsageError for rows with three."""
+    places = [place for chunk in chunks for place in chunk.places()]
+    if any(not isinstance(place, int) for place in places):
+        raise UsageError("positions", "positions on three axes: this model has one", remedy="give one for each row")
+    return torch.tensor(places, dtype=torch.int64)
+
+
+def joined_axes(chunks: Sequence[Chunk]) -> Tensor:
+    """The positions of all rows on each of the axes, [rows, 3]: those of text are alike."""
+    places = (place for chunk in chunks for place in chunk.places())
+    on_axes = [(place,) * len(AXES) if isinstance(place, int) else place for place in places]
+    return torch.tensor(on_axes, dtype=torch.int64).reshape(-1, len(AXES))
 
 
 def hyperparameters(architecture: Architecture, contents: Contents) -> Hyperparameters:

@@ -24,7 +24,7 @@ from nextn.runtime.drafting import Draft, Drafter, Options
 from nextn.runtime.greedy import best
 from nextn.runtime.model import Chunk, Heads, Trunk
 from nextn.runtime.runs import Round, Run
-from nextn.runtime.segments import Item, Segment, length_of, segments
+from nextn.runtime.segments import Item, Segment, check_positions, length_of, segments
 from nextn.runtime.session import Session, load_session, open_session, rows_of, shifted
 
 T = TypeVar("T")
@@ -126,6 +126,7 @@ class Speculator:
         for session, prompt in zip(sessions, prompts, strict=True):
             unread: Sequence[Item] = session.tokens[session.trunk.length :]
             self._check_length(session, prompt)
+            check_positions([*unread, *prompt], session.trunk.position)
             waiting.append(list(segments([*unread, *prompt], self.options.ubatch)))
         for session in sessions:
             del session.tokens[session.trunk.length :]

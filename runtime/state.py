@@ -88,7 +88,7 @@ class Trail:
         """`initial` is the value of an empty sequence; `keep` rows can be taken back."""
         self._shape, self._dtype, self._device = tuple(initial.shape), initial.dtype, initial.device
         self._values: dict[int, Tensor] = {0: initial}
-        self._keep = keep
+        self.keep = keep
 
     def at(self, length: int) -> Tensor:
         """The value when the sequence was `length` rows long; never written to, but replaced. KeyError if not kept."""
@@ -97,7 +97,13 @@ class Trail:
     def put(self, length: int, value: Tensor) -> None:
         """The value when the sequence is `length` rows long."""
         self._values[length] = value
-        self._values.pop(length - self._keep - 1, None)
+        for earlier in [n for n in self._values if n < length - self.keep]:
+            del self._values[earlier]
+
+    @property
+    def kept_values(self) -> int:
+        """Values that are kept: one more than rows that can be taken back."""
+        return self.keep + 1
 
     def reaches(self, length: int) -> bool:
         """Whether the value of that length is kept."""
@@ -110,7 +116,7 @@ class Trail:
 
     def fork(self) -> Trail:
         """A copy; values are never written to, so they are shared."""
-        copy = Trail(torch.empty(self._shape, dtype=self._dtype, device="meta"), self._keep)
+        copy = Trail(torch.empty(self._shape, dtype=self._dtype, device="meta"), self.keep)
         copy._device, copy._values = self._device, dict(self._values)
         return copy
 
@@ -127,7 +133,7 @@ class Trail:
 
     def load(self, values: Mapping[int, Tensor], length: int) -> None:
         """Take over values, as many as are kept."""
-        first = length - self._keep
+        first = length - self.keep
         self._values = {n: values[n].to(self._device) for n in sorted(values) if n >= first}
 
 
@@ -140,7 +146,7 @@ class Jump(NamedTuple):
 
 @dataclass
 class State:
-    """One sequence: `length` rows are in it, and the next one stands at `position`.
+    """One sequence: `length` rows are in it, and the next one of text stands at `position`.
 
     The two differ where rows share positions, as those of an image do: `jumps` tell where.
     """
@@ -152,11 +158,12 @@ class State:
     jumps: tuple[Jump, ...] = ()
 
     def advance(self, places: Sequence[int]) -> None:
-        """Rows more were written, which stand at these positions."""
+        """Rows more were written, which stand at these positions, by the last of them where a row has several."""
         for place in places:
             if place != self.position:
                 self.jumps = (*self.jumps, Jump(self.length, self.position))
-            self.length, self.position = self.length + 1, place + 1
+            # The last row of an image is not always the one that reaches farthest.
+            self.length, self.position = self.length + 1, max(self.position, place + 1)
 
     def truncate(self, length: int) -> None:
         """Go back to the first `length` rows and the position that was then; nothing changes unless all of it can.

@@ -19,6 +19,7 @@ from nextn.gguf_schema.errors import InputError
 from nextn.gguf_schema.nextn_generic import EMBEDDING, OUTPUT
 from nextn.gguf_schema.shards import GGUFFile
 from nextn.gguf_schema.types import TensorType
+from nextn.kernels.operations import REFERENCE, Operations
 
 # Types that torch has: their bytes are used as they lie.
 PLAIN: dict[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -50,6 +51,16 @@ class Matrix:
         part = Matrix(self.name, self.shape[1:], self._type, self._data[index], self._dtype)
         part._decoded = None if self._decoded is None else self._decoded[index]
         return part
+
+    @property
+    def type_name(self) -> str:
+        """The ggml type that it is stored in."""
+        return self._type.name
+
+    @property
+    def packed(self) -> Tensor:
+        """Its bytes as they lie in the file: uint8 [..., out, bytes of a row]."""
+        return self._data
 
     @property
     def _fits(self) -> bool:
@@ -87,17 +98,23 @@ class Matrix:
 class Weights:
     """The tensors of a model's files; `lender` has the embedding and the output, which a shared sidecar borrows.
 
-    Nothing else is borrowed: a head block in the lender is another head's.
+    Nothing else is borrowed: a head block in the lender is another head's. `ops` is what models compute with.
     """
 
     def __init__(
-        self, file: GGUFFile, dtype: torch.dtype = torch.float32, device: str = "cpu", lender: Weights | None = None
+        self,
+        file: GGUFFile,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        lender: Weights | None = None,
+        ops: Operations = REFERENCE,
     ) -> None:
         self.file = file
         self.contents: Contents = file.contents
         self.dtype = dtype
         self.device = device
         self.lender = lender
+        self.ops = ops
         self.read: set[str] = set()
         self._maps: dict[str, npt.NDArray[np.uint8]] = {}
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from definitions import attend, causal_conv, delta_step, l2_norm, linear, rms_norm, rope, sigmoid
 from torch import Tensor
 
 from nextn.gguf_schema.contents import Contents, string
-from nextn.kernels.reference import attend, causal_conv, delta_step, l2_norm, linear, rms_norm, rope, sigmoid
 from nextn.runtime.model import Chunk, embedded, joined_positions, spans
 from nextn.runtime.state import ROLLBACK, Rows, State, Trail
 

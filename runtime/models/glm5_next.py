@@ -16,8 +16,7 @@ from torch import Tensor
 from nextn.gguf_schema.contents import Contents
 from nextn.gguf_schema.errors import InputError, UsageError
 from nextn.gguf_schema.glm5_next import GLM5_NEXT, Glm5Next
-from nextn.kernels.glm5_next import collapse, spread, stream_weights
-from nextn.kernels.reference import linear, mean_of, rms_norm
+from nextn.kernels.reference import mean_of
 from nextn.runtime.model import Chunk, embedded, hyperparameters
 from nextn.runtime.models.glm5_next_attention import LatentAttention, Selection
 from nextn.runtime.models.glm5_next_feed_forward import Dense, Experts
@@ -33,6 +32,7 @@ class Trunk:
         h = self._h = _hyperparameters(weights.contents)
         self.contents = weights.contents
         self.dtype, self.device = weights.dtype, weights.device
+        self._ops = weights.ops
         self.hidden_width = h.embedding_length
         self._embedding = weights.matrix("token_embd.weight")
         self._blocks = [_Block(weights, h, i) for i in range(h.trunk_blocks)]
@@ -64,11 +64,11 @@ class Trunk:
             streams, selection = block(streams, chunks, selection)
         for chunk in chunks:
             chunk.advance()
-        return rms_norm(mean_of(streams.unbind(1)), self._norm, self._h.attention_layer_norm_rms_epsilon)
+        return self._ops.rms_norm(mean_of(streams.unbind(1)), self._norm, self._h.attention_layer_norm_rms_epsilon)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocabulary] from hidden rows [rows, H]."""
-        return linear(hidden, self._output)
+        return self._ops.linear(hidden, self._output)
 
 
 class Heads:
@@ -92,6 +92,7 @@ class Heads:
             raise InputError("heads", message, subject=weights.contents.name)
         self.contents = weights.contents
         self.dtype, self.device = weights.dtype, weights.device
+        self._ops = weights.ops
         self.hidden_width = h.embedding_length
         self._eps = h.attention_layer_norm_rms_epsilon
 
@@ -118,38 +119,38 @@ class Heads:
         Beside each token stands the trunk's hidden row of the token before it; zeros for the first.
         """
         x = self._joined(chunks)
-        self._attention.write(rms_norm(x, self._attention_norm, self._eps), chunks)
+        self._attention.write(self._ops.rms_norm(x, self._attention_norm, self._eps), chunks)
         for chunk in chunks:
             chunk.advance()
 
     def forward(self, chunks: Sequence[Chunk], head: int) -> Tensor:
         """Hidden rows [rows, H], behind the head's norm; the state holds the rows, which are not counted."""
         x = self._joined(chunks)
-        normed = rms_norm(x, self._attention_norm, self._eps)
+        normed = self._ops.rms_norm(x, self._attention_norm, self._eps)
         self._attention.write(normed, chunks)
         x = x + self._attention(normed, chunks, None)[0]
-        x = x + self._feed_forward(rms_norm(x, self._feed_forward_norm, self._eps))
-        return rms_norm(x, self._norm, self._eps)
+        x = x + self._feed_forward(self._ops.rms_norm(x, self._feed_forward_norm, self._eps))
+        return self._ops.rms_norm(x, self._norm, self._eps)
 
     def logits(self, hidden: Tensor, head: int) -> Tensor:
         """Logits [rows, vocabulary] from hidden rows [rows, H]."""
-        return linear(hidden, self._output)
+        return self._ops.linear(hidden, self._output)
 
     def _joined(self, chunks: Sequence[Chunk]) -> Tensor:
         """What goes into the block [rows, H]: of the embedding first, then the hidden row beside it, each normed."""
         hidden = [chunk.hidden for chunk in chunks if chunk.hidden is not None and len(chunk.hidden) == len(chunk)]
         if len(hidden) < len(chunks):
             raise UsageError("hidden", "a head wants a hidden row beside each token")
-        e = rms_norm(_embedded(chunks, self._embedding.gather, self.dtype), self._embedding_norm, self._eps)
-        h = rms_norm(torch.cat(hidden), self._hidden_norm, self._eps)
-        return linear(torch.cat((e, h), dim=1), self._joining)
+        e = self._ops.rms_norm(_embedded(chunks, self._embedding.gather, self.dtype), self._embedding_norm, self._eps)
+        h = self._ops.rms_norm(torch.cat(hidden), self._hidden_norm, self._eps)
+        return self._ops.linear(torch.cat((e, h), dim=1), self._joining)
 
 
 class _Block:
     """A block of the trunk: attention, then a feed-forward network, each behind a hyper-connection and a norm."""
 
     def __init__(self, weights: Weights, h: Glm5Next, i: int) -> None:
-        self._eps = h.attention_layer_norm_rms_epsilon
+        self._ops, self._eps = weights.ops, h.attention_layer_norm_rms_epsilon
         self._attention_streams = _Connection(weights, h, f"blk.{i}.hc_attn")
         self._attention_norm = weights.vector(f"blk.{i}.attn_norm.weight")
         self.attention = DeltaAttention(weights, h, i) if h.is_kda(i) else LatentAttention(weights, h, i)
@@ -162,7 +163,7 @@ class _Block:
     ) -> tuple[Tensor, Selection | None]:
         """New streams [rows, streams, H], and what an indexer chose last."""
         x, write = self._attention_streams(streams)
-        x = rms_norm(x, self._attention_norm, self._eps)
+        x = self._ops.rms_norm(x, self._attention_norm, self._eps)
         if isinstance(self.attention, LatentAttention):
             self.attention.write(x, chunks)
             x, selection = self.attention(x, chunks, selection)
@@ -170,13 +171,14 @@ class _Block:
             x = self.attention(x, chunks)
         streams = write(x)
         x, write = self._feed_forward_streams(streams)
-        return write(self._feed_forward(rms_norm(x, self._feed_forward_norm, self._eps))), selection
+        return write(self._feed_forward(self._ops.rms_norm(x, self._feed_forward_norm, self._eps))), selection
 
 
 class _Connection:
     """A manifold-constrained hyper-connection: what a layer reads of the residual streams and writes to them."""
 
     def __init__(self, weights: Weights, h: Glm5Next, name: str) -> None:
+        self._ops = weights.ops
         self._eps, self._mixing_eps = h.attention_layer_norm_rms_epsilon, h.hyper_connection_epsilon
         self._iterations = h.hyper_connection_sinkhorn_iterations
         self._mixing = weights.matrix(f"{name}_fn.weight")  # [(2 + streams) streams, streams H]
@@ -185,9 +187,11 @@ class _Connection:
 
     def __call__(self, streams: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """The layer's input [rows, H] from streams [rows, streams, H], and what makes streams of its output."""
-        mixed = linear(rms_norm(streams.reshape(len(streams), -1), None, self._eps), self._mixing)
-        reads, writes, passes = stream_weights(mixed, self._scale, self._base, self._iterations, self._mixing_eps)
-        return collapse(streams, reads), lambda y: spread(streams, y, writes, passes)
+        mixed = self._ops.linear(self._ops.rms_norm(streams.reshape(len(streams), -1), None, self._eps), self._mixing)
+        reads, writes, passes = self._ops.stream_weights(
+            mixed, self._scale, self._base, self._iterations, self._mixing_eps
+        )
+        return self._ops.collapse(streams, reads), lambda y: self._ops.spread(streams, y, writes, passes)
 
 
 def _feed_forward(weights: Weights, h: Glm5Next, i: int) -> Dense | Experts:

@@ -7,17 +7,17 @@ positions. Source: `build_dsa_layer`, `build_kpool_select` in src/models/glm5-ne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from nextn.gguf_schema.glm5_next import Glm5Next
-from nextn.kernels.glm5_next import pool_scores, pooled_key, rows_of, tail_start
-from nextn.kernels.reference import attend, inverse_sqrt, layer_norm, linear, rms_norm, top
+from nextn.kernels.glm5_next import rows_of, tail_start
+from nextn.kernels.reference import inverse_sqrt, top
 from nextn.runtime.model import Chunk, spans
 from nextn.runtime.state import Rows, State
-from nextn.runtime.weights import Matrix, Weights
+from nextn.runtime.weights import Weights
 
 # The rows that each row of a forward attends to; None for all up to itself.
 Selection = list[Tensor | None]
@@ -34,6 +34,7 @@ class Indexer:
         self._budget = h.attention_indexer_top_k // self._members  # pools
         self._eps = h.attention_layer_norm_epsilon
         self._dtype, self._device = weights.dtype, weights.device
+        self._ops = weights.ops
 
         self._query = weights.matrix(f"{name}.indexer.attn_q_b.weight")
         self._key = weights.matrix(f"{name}.indexer.attn_k.weight")
@@ -50,8 +51,8 @@ class Indexer:
 
     def write(self, x: Tensor, chunks: Sequence[Chunk]) -> None:
         """Keep what later rows read of normed rows x [rows, width]; and of the pools that they complete."""
-        keys = layer_norm(linear(x, self._key), self._key_norm, self._key_bias, self._eps)
-        gates = linear(x, self._gate)
+        keys = self._ops.layer_norm(self._ops.linear(x, self._key), self._key_norm, self._key_bias, self._eps)
+        gates = self._ops.linear(x, self._gate)
         for chunk, span in spans(chunks):
             rows, first = chunk.state.rows, chunk.first
             rows[self._key_rows].write(first, keys[span])
@@ -61,7 +62,7 @@ class Indexer:
                 if stop > first:
                     pool = slice(stop - self._members, stop)
                     members, weights = rows[self._key_rows].first(stop)[pool], rows[self._gate_rows].first(stop)[pool]
-                    pooled[stop - 1 - first] = pooled_key(members, weights, self._offsets)
+                    pooled[stop - 1 - first] = self._ops.pooled_key(members, weights, self._offsets)
             rows[self._pooled_rows].write(first, pooled)
 
     def select(self, x: Tensor, latent_query: Tensor, chunks: Sequence[Chunk]) -> Selection:
@@ -86,13 +87,13 @@ class Indexer:
         """Scores of the pools that each crowded row sees: one that sees more than it may attend to."""
         if not crowded:
             return []
-        queries = linear(latent_query[crowded], self._query).reshape(len(crowded), self._heads, self._width)
-        weights = linear(x[crowded], self._weight) * inverse_sqrt(self._heads * self._width)
+        queries = self._ops.linear(latent_query[crowded], self._query).reshape(len(crowded), self._heads, self._width)
+        weights = self._ops.linear(x[crowded], self._weight) * inverse_sqrt(self._heads * self._width)
         scores = []
         for i, query, weight in zip(crowded, queries, weights, strict=True):
             state, place = places[i]
             held = state.rows[self._pooled_rows].first(tail_start(place, self._members))
-            scores.append(pool_scores(query, weight, held[self._members - 1 :: self._members].contiguous()))
+            scores.append(self._ops.pool_scores(query, weight, held[self._members - 1 :: self._members].contiguous()))
         return scores
 
 
@@ -106,6 +107,7 @@ class LatentAttention:
         self._eps = h.attention_layer_norm_rms_epsilon
         self._scale = inverse_sqrt(h.attention_key_length_mla)  # of a query before it is absorbed
         self._dtype, self._device = weights.dtype, weights.device
+        self._ops = weights.ops
 
         self._query_a = weights.matrix(f"{name}.attn_q_a.weight")
         self._query_norm = weights.vector(f"{name}.attn_q_a_norm.weight")
@@ -129,7 +131,7 @@ class LatentAttention:
 
     def write(self, x: Tensor, chunks: Sequence[Chunk]) -> None:
         """Keep what later rows read of normed rows x [rows, width]."""
-        latents = rms_norm(linear(x, self._latent), self._latent_norm, self._eps)
+        latents = self._ops.rms_norm(self._ops.linear(x, self._latent), self._latent_norm, self._eps)
         for chunk, span in spans(chunks):
             chunk.state.rows[self._latent_rows].write(chunk.first, latents[span])
         if self._indexer is not None:
@@ -140,30 +142,40 @@ class LatentAttention:
 
         `selection` is what the last block before this one that has an indexer chose.
         """
-        latent_query = rms_norm(linear(x, self._query_a), self._query_norm, self._eps)
+        latent_query = self._ops.rms_norm(self._ops.linear(x, self._query_a), self._query_norm, self._eps)
         if self._indexer is not None:
             selection = self._indexer.select(x, latent_query, chunks)
         if selection is None:
             raise ValueError("a block without an indexer stands before all that have one")
-        query = linear(latent_query, self._query_b).reshape(len(x), self._heads, -1)
-        read = self._attended(_by_head(query, self._absorb), chunks, selection)
-        values = _by_head(read, self._expand)
-        return linear(values.reshape(len(x), -1), self._output), selection
+        query = self._ops.linear(latent_query, self._query_b).reshape(len(x), self._heads, -1)
+        read = self._attended(self._ops.linear_by_head(query, self._absorb), chunks, selection)
+        values = self._ops.linear_by_head(read, self._expand)
+        return self._ops.linear(values.reshape(len(x), -1), self._output), selection
 
     def _attended(self, query: Tensor, chunks: Sequence[Chunk], selection: Selection) -> Tensor:
         """Weighted latents [rows, heads, rank] for absorbed queries of the same shape."""
         rows = []
         for chunk, span in spans(chunks):
-            for place, i in enumerate(range(span.start, span.stop), start=chunk.first):
-                latents, seen = chunk.state.rows[self._latent_rows].first(place + 1), selection[i]
-                latents = (latents if seen is None else latents[seen])[:, None]
-                # A row in an unfinished first pool sees nothing where the tail is not attended to.
-                rows.append(
-                    attend(query[i], latents, latents, self._scale) if len(latents) else torch.zeros_like(query[i])
-                )
-        return torch.stack(rows)
+            ends = range(chunk.first + 1, chunk.first + len(chunk) + 1)
+            latents = chunk.state.rows[self._latent_rows].first(ends[-1])[:, None]
+            for place, count in _runs(selection[span]):
+                queries, seen = query[span][place : place + count], selection[span][place]
+                if seen is None:
+                    reach = ([0] * count, ends[place : place + count])
+                    rows.append(self._ops.attend(queries, latents, latents, *reach, self._scale))
+                else:
+                    chosen = latents[seen]
+                    rows.append(self._ops.attend(queries, chosen, chosen, [0], [len(chosen)], self._scale))
+        return torch.cat(rows)
 
 
-def _by_head(x: Tensor, weight: Matrix) -> Tensor:
-    """x [rows, heads, in] times the transposes of weight [heads, out, in]: [rows, heads, out]."""
-    return torch.stack([linear(x[:, head], weight[head]) for head in range(x.shape[1])], dim=1)
+def _runs(selection: Selection) -> Iterator[tuple[int, int]]:
+    """Rows that see all up to themselves, as many as stand together; every other row by itself: place and count."""
+    start = 0
+    for place, seen in enumerate([*selection, torch.empty(0)]):
+        if seen is not None:
+            if place > start:
+                yield start, place - start
+            if place < len(selection):
+                yield place, 1
+            start = place + 1

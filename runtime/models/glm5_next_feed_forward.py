@@ -5,15 +5,11 @@ Source: `build_ffn` and `build_moe_ffn` in src/llama-graph.cpp of llama.cpp b115
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
 from torch import Tensor
 
 from nextn.gguf_schema.errors import InputError
 from nextn.gguf_schema.glm5_next import Glm5Next
-from nextn.kernels.glm5_next import chosen_experts, clamped_swiglu, expert_weights
-from nextn.kernels.reference import linear, sigmoid
+from nextn.kernels.routing import Gate, Router
 from nextn.runtime.weights import Matrix, Weights
 
 # Values of expert_gating_func that mean sigmoid: given, or left open.
@@ -24,14 +20,15 @@ class Dense:
     """A plain network, or the shared experts, which are one; `suffix` tells their tensors apart."""
 
     def __init__(self, weights: Weights, h: Glm5Next, block: int, suffix: str = "") -> None:
-        self._parts = [weights.matrix(f"blk.{block}.ffn_{part}{suffix}.weight") for part in ("gate", "up", "down")]
+        self._ops = weights.ops
+        self._matrices = _matrices(weights, block, suffix)
         # Where the key of dense and shared networks is missing, llama.cpp takes that of the routed experts.
         own = weights.contents.get("swiglu_clamp_shexp") is not None
-        self._limit = (h.swiglu_clamp_shexp if own else h.swiglu_clamp_exp)[block]
+        self._form = Gate((h.swiglu_clamp_shexp if own else h.swiglu_clamp_exp)[block])
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normed rows x [rows, width] to rows [rows, width]."""
-        return _network(x, self._parts, self._limit)
+        return self._ops.network(x, *self._matrices, self._form)
 
 
 class Experts:
@@ -44,34 +41,28 @@ class Experts:
                 f"expert_gating_func {h.expert_gating_func} is not that of this architecture, which is 2 (sigmoid)"
             )
             raise InputError("gating", message, subject=weights.contents.name)
-        self._used = h.expert_used_count
-        self._groups, self._groups_used = h.expert_group_count or 1, h.expert_group_used_count or 1
-        self._normalise, self._scale = bool(h.expert_weights_norm), h.expert_weights_scale or 1.0
-        self._limit = h.swiglu_clamp_exp[block]
-        self._router = weights.matrix(f"{name}.ffn_gate_inp.weight")
+        self._ops = weights.ops
+        self._router = Router(
+            used=h.expert_used_count,
+            scale=h.expert_weights_scale or 1.0,
+            normalizes=bool(h.expert_weights_norm),
+            groups=h.expert_group_count or 1,
+            groups_used=h.expert_group_used_count or 1,
+        )
+        self._router_input = weights.matrix(f"{name}.ffn_gate_inp.weight")
         self._bias = weights.vector(f"{name}.exp_probs_b.bias")
-        self._parts = [weights.matrix(f"{name}.ffn_{part}_exps.weight") for part in ("gate", "up", "down")]
+        self._matrices = _matrices(weights, block, "_exps")
+        self._form = Gate(h.swiglu_clamp_exp[block])
         self._shared = Dense(weights, h, block, "_shexp") if h.expert_shared_count else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Normed rows x [rows, width] to rows [rows, width]. An expert is decoded once for all rows that chose it."""
-        probabilities = sigmoid(linear(x, self._router))  # [rows, experts]
-        weights = torch.zeros_like(probabilities)
-        rows_by_expert: dict[int, list[int]] = {}
-        for i, row in enumerate(probabilities):
-            chosen = chosen_experts(row + self._bias, self._used, self._groups, self._groups_used)
-            weights[i, chosen] = expert_weights(row[chosen], self._normalise, self._scale)
-            for expert in chosen:
-                rows_by_expert.setdefault(expert, []).append(i)
-        total = torch.zeros_like(x)
-        for expert in sorted(rows_by_expert):  # each row adds its experts in their order
-            rows = rows_by_expert[expert]
-            y = _network(x[rows], [part[expert] for part in self._parts], self._limit)
-            total[rows] += weights[rows, expert, None] * y
-        return total if self._shared is None else total + self._shared(x)
+        """Normed rows x [rows, width] to rows [rows, width]."""
+        logits = self._ops.linear(x, self._router_input)
+        chosen, shares = self._ops.sigmoid_router(logits, self._bias, self._router)
+        routed = self._ops.experts(x, chosen, shares, self._matrices, self._form)
+        return routed if self._shared is None else routed + self._shared(x)
 
 
-def _network(x: Tensor, parts: Sequence[Matrix], limit: float) -> Tensor:
-    """Rows x [rows, width] through one network: its gate, up and down."""
-    gate, up, down = parts
-    return linear(clamped_swiglu(linear(x, gate), linear(x, up), limit), down)
+def _matrices(weights: Weights, block: int, suffix: str) -> tuple[Matrix, Matrix, Matrix]:
+    gate, up, down = (weights.matrix(f"blk.{block}.ffn_{part}{suffix}.weight") for part in ("gate", "up", "down"))
+    return gate, up, down

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from nextn.gguf_schema.glm5_next import Glm5Next
-from nextn.kernels.glm5_next import log_decay
-from nextn.kernels.reference import causal_conv, delta_step, exp, inverse_sqrt, l2_norm, linear, rms_norm, sigmoid, silu
-from nextn.runtime.model import Chunk, spans
+from nextn.kernels.reference import inverse_sqrt
+from nextn.runtime.model import Chunk
+from nextn.runtime.recurrent import convolved_rows, recurrent_rows
 from nextn.runtime.state import Trail
 from nextn.runtime.weights import Weights
 
@@ -31,6 +31,7 @@ class DeltaAttention:
             h.kda_gate_lower_bound,
         )
         self._dtype, self._device = weights.dtype, weights.device
+        self._ops = weights.ops
 
         self._projections = [weights.matrix(f"{name}.attn_{part}.weight") for part in "qkv"]
         convs = [weights.vector(f"{name}.ssm_conv1d_{part}.weight") for part in "qkv"]
@@ -38,7 +39,7 @@ class DeltaAttention:
         self._f_a, self._f_b = weights.matrix(f"{name}.ssm_f_a.weight"), weights.matrix(f"{name}.ssm_f_b.weight")
         self._g_a, self._g_b = weights.matrix(f"{name}.ssm_g_a.weight"), weights.matrix(f"{name}.ssm_g_b.weight")
         self._beta = weights.matrix(f"{name}.ssm_beta.weight")
-        self._a = weights.vector(f"{name}.ssm_a").reshape(self._heads)  # -exp(A_log)
+        self._a = weights.vector(f"{name}.ssm_a").reshape(self._heads)  # -self._ops.exp(A_log)
         self._dt = weights.vector(f"{name}.ssm_dt.bias")
         self._norm = weights.vector(f"{name}.ssm_norm.weight")
         self._output = weights.matrix(f"{name}.attn_output.weight")
@@ -54,42 +55,19 @@ class DeltaAttention:
     def __call__(self, x: Tensor, chunks: Sequence[Chunk]) -> Tensor:
         """Normed rows x [rows, width] of all chunks to rows [rows, width]; the states' trails go on."""
         by_head = (len(x), self._heads, self._head_width)
-        projected = torch.cat([linear(x, matrix) for matrix in self._projections], dim=1)  # [rows, 3 D]
-        q, k, v = silu(self._convolved(projected, chunks)).chunk(3, dim=1)
-        query = l2_norm(q.reshape(by_head), L2_EPS) * inverse_sqrt(self._head_width)
-        key = l2_norm(k.reshape(by_head), L2_EPS)
+        projected = torch.cat([self._ops.linear(x, matrix) for matrix in self._projections], dim=1)  # [rows, 3 D]
+        convolved = convolved_rows(self._ops, projected, chunks, self._conv_trail, self._conv)
+        q, k, v = self._ops.silu(convolved).chunk(3, dim=1)
+        query = self._ops.l2_norm(q.reshape(by_head), L2_EPS) * inverse_sqrt(self._head_width)
+        key = self._ops.l2_norm(k.reshape(by_head), L2_EPS)
 
         # Decay, correction and output gate are of the row itself, not of the convolved one.
-        f = (linear(linear(x, self._f_a), self._f_b) + self._dt).reshape(by_head)
-        decay = exp(log_decay(f, self._a, self._bound))
-        beta = sigmoid(linear(x, self._beta))  # [rows, heads]
-        read = self._scanned(query, key, v.reshape(by_head), decay, beta, chunks)
+        f = (self._ops.linear(self._ops.linear(x, self._f_a), self._f_b) + self._dt).reshape(by_head)
+        decay = self._ops.exp(self._ops.log_decay(f, self._a, self._bound))
+        beta = self._ops.sigmoid(self._ops.linear(x, self._beta))  # [rows, heads]
+        inputs = (query, key, v.reshape(by_head), decay, beta)
+        read = recurrent_rows(self._ops, inputs, chunks, self._delta_trail)
 
-        gate = sigmoid(linear(linear(x, self._g_a), self._g_b))
-        normed = rms_norm(read, self._norm, self._eps).reshape(len(x), -1)
-        return linear(normed * gate, self._output)
-
-    def _convolved(self, projected: Tensor, chunks: Sequence[Chunk]) -> Tensor:
-        """Projected rows [rows, 3 D] over their own and the last taps - 1 rows of the sequence."""
-        rows = []
-        for chunk, span in spans(chunks):
-            trail = chunk.state.trails[self._conv_trail]
-            for length, row in enumerate(projected[span], start=chunk.first):
-                past = trail.at(length)
-                rows.append(causal_conv(row, past, self._conv))
-                trail.put(length + 1, torch.cat((past[1:], row[None])))
-        return torch.stack(rows)
-
-    def _scanned(
-        self, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, chunks: Sequence[Chunk]
-    ) -> Tensor:
-        """What each row reads of its sequence's state after its own step: [rows, heads, head width]."""
-        rows = []
-        for chunk, span in spans(chunks):
-            trail = chunk.state.trails[self._delta_trail]
-            places = range(span.start, span.stop)
-            for length, i in enumerate(places, start=chunk.first):
-                state, read = delta_step(trail.at(length), query[i], key[i], value[i], decay[i], beta[i])
-                trail.put(length + 1, state)
-                rows.append(read)
-        return torch.stack(rows)
+        gate = self._ops.sigmoid(self._ops.linear(self._ops.linear(x, self._g_a), self._g_b))
+        normed = self._ops.rms_norm(read, self._norm, self._eps).reshape(len(x), -1)
+        return self._ops.linear(normed * gate, self._output)

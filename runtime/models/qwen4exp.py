@@ -18,8 +18,7 @@ from torch import Tensor
 from nextn.gguf_schema.errors import InputError, UsageError
 from nextn.gguf_schema.nextn_generic import EMBEDDING, OUTPUT
 from nextn.gguf_schema.qwen4exp import Qwen4Exp
-from nextn.kernels.reference import linear, rms_norm
-from nextn.runtime.model import Chunk, embedded, joined_positions, spans
+from nextn.runtime.model import AXES, Chunk, embedded, joined_axes, spans
 from nextn.runtime.models.qwen4exp_attention import POSITIONS, Attention
 from nextn.runtime.models.qwen4exp_parts import Experts, HyperConnection, Mixer, hyperparameters
 from nextn.runtime.models.qwen4exp_recurrent import TOKENS, DeltaNet, NGrams, token_rows
@@ -62,6 +61,7 @@ class Trunk:
         h = hyperparameters(weights)
         self.contents = weights.contents
         self.dtype, self.device = weights.dtype, weights.device
+        self.ops = weights.ops
         self.streams, self.width = h.hyper_connection_count, h.embedding_length
         self.hidden_width = h.streams_width
         self.embedding = weights.matrix(EMBEDDING)
@@ -101,7 +101,7 @@ class Trunk:
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocabulary] from wide residual rows [rows, C*H]."""
         mixed, _ = self.mixer.read(hidden.reshape(-1, self.streams, self.width))
-        return linear(mixed, self.output)
+        return self.ops.linear(mixed, self.output)
 
 
 class Heads:
@@ -127,6 +127,7 @@ class Heads:
         self.contents = weights.contents
         self.count = 1
         self.dtype, self.device = weights.dtype, weights.device
+        self.ops = weights.ops
         self.streams, self.width = h.hyper_connection_count, h.embedding_length
         self.hidden_width = h.streams_width
         self.eps = h.attention_layer_norm_rms_epsilon
@@ -164,21 +165,25 @@ class Heads:
     def logits(self, hidden: Tensor, head: int) -> Tensor:
         """Logits [rows, vocabulary] from wide residual rows [rows, C*H] of the head."""
         mixed, _ = self.mixer.read(hidden.reshape(-1, self.streams, self.width))
-        return linear(mixed, self.output)
+        return self.ops.linear(mixed, self.output)
 
     def _joined(self, chunks: Sequence[Chunk]) -> Tensor:
         """The head's input [rows, C, H]: the normed embedding beside each stream of the normed hidden row, projected.
 
         The projection's left half meets the embedding, its right half the hidden row.
         """
-        embedding = rms_norm(embedded(chunks, self.embedding.gather).to(self.dtype), self.embedding_norm, self.eps)
+        embedding = self.ops.rms_norm(
+            embedded(chunks, self.embedding.gather).to(self.dtype), self.embedding_norm, self.eps
+        )
         hidden = torch.cat([_hidden(chunk, self.hidden_width) for chunk in chunks]).to(self.dtype)
         if self.flat:
-            normed = rms_norm(hidden, self.hidden_norm.reshape(-1), self.eps).reshape(-1, self.streams, self.width)
+            normed = self.ops.rms_norm(hidden, self.hidden_norm.reshape(-1), self.eps).reshape(
+                -1, self.streams, self.width
+            )
         else:
-            normed = rms_norm(hidden.reshape(-1, self.streams, self.width), self.hidden_norm, self.eps)
+            normed = self.ops.rms_norm(hidden.reshape(-1, self.streams, self.width), self.hidden_norm, self.eps)
         both = torch.cat((embedding[:, None].expand_as(normed), normed), dim=-1)
-        return linear(both.reshape(-1, 2 * self.width), self.projection).reshape(normed.shape)
+        return self.ops.linear(both.reshape(-1, 2 * self.width), self.projection).reshape(normed.shape)
 
 
 def output_matrix(weights: Weights) -> Matrix:
@@ -189,12 +194,12 @@ def output_matrix(weights: Weights) -> Matrix:
 
 def position_rows(device: str) -> dict[str, Rows]:
     """Where blocks of keys look up their positions."""
-    return {POSITIONS: Rows((), torch.int64, device)}
+    return {POSITIONS: Rows((len(AXES),), torch.int64, device)}
 
 
 def write_positions(chunks: Sequence[Chunk], device: str) -> Tensor:
-    """The positions of all rows, [rows], which are put into the states."""
-    positions = joined_positions(chunks).to(device)
+    """The positions of all rows on each axis, [rows, 3], which are put into the states."""
+    positions = joined_axes(chunks).to(device)
     for chunk, span in spans(chunks):
         chunk.state.rows[POSITIONS].write(chunk.first, positions[span])
     return positions

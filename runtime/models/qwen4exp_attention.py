@@ -13,9 +13,9 @@ from torch import Tensor
 
 from nextn.gguf_schema.errors import InputError
 from nextn.gguf_schema.qwen4exp import Qwen4Exp
-from nextn.kernels.qwen4exp import block_scores, pooled, seen_keys
-from nextn.kernels.reference import attend, inverse_sqrt, linear, rms_norm, rope, sigmoid
-from nextn.runtime.model import Chunk, spans
+from nextn.kernels.qwen4exp import seen_keys
+from nextn.kernels.reference import inverse_sqrt
+from nextn.runtime.model import AXES, Chunk, spans
 from nextn.runtime.state import Rows, State
 from nextn.runtime.weights import Weights
 
@@ -28,18 +28,21 @@ class Attention:
 
     A block of keys is `ratio` rows that follow each other; a ratio of 0 means that every query sees every key. For each
     row a key, a value and an indexer key are kept and, as in llama.cpp, there is room for the pooled key of a block,
-    the one that the row completes. Rotation by three axes (time, height, width) is one by the position, since those of
-    text are equal.
+    the one that the row completes. A row stands at a position on each of three axes (time, height, width), those of
+    text are equal, and each frequency of the rotation goes by one of them.
     """
 
     def __init__(self, weights: Weights, block: int, h: Qwen4Exp) -> None:
         prefix = f"blk.{block}."
-        self.block = block
+        self.block, self.ops = block, weights.ops
         self.heads, self.kv_heads = h.attention_head_count, h.attention_head_count_kv
         self.width = h.attention_key_length
         self.indexer_heads, self.indexer_width = h.attention_indexer_head_count, h.attention_indexer_key_length
         self.eps = h.attention_layer_norm_rms_epsilon
         self.rope_dims, self.rope_base = h.rope_dimension_count, h.rope_freq_base
+        self.axes = torch.tensor(
+            axes(h.rope_dimension_sections, self.rope_dims // 2), dtype=torch.int64, device=weights.device
+        )
         self.ratio, self.kept_blocks = _blocks(weights, h, block)
         self.query = weights.matrix(f"{prefix}attn_q.weight")
         self.key = weights.matrix(f"{prefix}attn_k.weight")
@@ -65,11 +68,13 @@ class Attention:
         return f"{self.block}.{what}"
 
     def remember(self, x: Tensor, chunks: Sequence[Chunk], positions: Tensor) -> None:
-        """Write what later queries read of the rows x [rows, H]; their positions [rows] are already in the states."""
+        """Write what later queries read of the rows x [rows, H]; whose positions [rows, 3] the states have."""
         heads = (len(x), self.kv_heads, self.width)
-        keys = self._rope(rms_norm(linear(x, self.key).reshape(heads), self.key_norm, self.eps), positions)
-        values = linear(x, self.value).reshape(heads)
-        indexer = linear(x, self.indexer_key)  # neither normed nor rotated: that is done to their means
+        keys = self._rope(
+            self.ops.rms_norm(self.ops.linear(x, self.key).reshape(heads), self.key_norm, self.eps), positions
+        )
+        values = self.ops.linear(x, self.value).reshape(heads)
+        indexer = self.ops.linear(x, self.indexer_key)  # neither normed nor rotated: that is done to their means
         for chunk, span in spans(chunks):
             for what, rows in (("keys", keys), ("values", values), ("indexer", indexer)):
                 chunk.state.rows[self._name(what)].write(chunk.first, rows[span])
@@ -83,7 +88,7 @@ class Attention:
         result = torch.zeros_like(raw[start:])
         first, behind = start // self.ratio * self.ratio, end // self.ratio * self.ratio
         if first < behind:
-            normed = rms_norm(pooled(raw[first:behind], self.ratio), self.indexer_key_norm, self.eps)
+            normed = self.ops.rms_norm(self.ops.pooled(raw[first:behind], self.ratio), self.indexer_key_norm, self.eps)
             positions = state.rows[POSITIONS].first(end)[first : behind : self.ratio]
             ends = torch.arange(first + self.ratio - 1 - start, behind - start, self.ratio)
             result[ends] = self._rope(normed[:, None], positions)[:, 0]
@@ -92,30 +97,39 @@ class Attention:
     def __call__(self, x: Tensor, chunks: Sequence[Chunk], positions: Tensor) -> Tensor:
         """Rows x [rows, H] attend to what is before them in their sequences and to themselves: [rows, H]."""
         self.remember(x, chunks, positions)
-        both = linear(x, self.query).reshape(len(x), self.heads, 2 * self.width)  # each head: query, then gate
+        both = self.ops.linear(x, self.query).reshape(len(x), self.heads, 2 * self.width)  # each head: query, then gate
         queries, gates = both[..., : self.width], both[..., self.width :].reshape(len(x), -1)
-        queries = self._rope(rms_norm(queries, self.query_norm, self.eps), positions)
-        indexer = linear(x, self.indexer_query).reshape(len(x), self.indexer_heads, self.indexer_width)
-        indexer = self._rope(rms_norm(indexer, self.indexer_query_norm, self.eps), positions)
-        attended = [
-            self._attend(chunk.state, queries[row], indexer[row], chunk.first + row - span.start + 1)
-            for chunk, span in spans(chunks)
-            for row in range(span.start, span.stop)
-        ]
-        return linear(torch.stack(attended).reshape(len(x), -1) * sigmoid(gates), self.output)
+        queries = self._rope(self.ops.rms_norm(queries, self.query_norm, self.eps), positions)
+        indexer = self.ops.linear(x, self.indexer_query).reshape(len(x), self.indexer_heads, self.indexer_width)
+        indexer = self._rope(self.ops.rms_norm(indexer, self.indexer_query_norm, self.eps), positions)
+        attended = torch.cat([self._attend(chunk, queries[span], indexer[span]) for chunk, span in spans(chunks)])
+        return self.ops.linear(attended.reshape(len(x), -1) * self.ops.sigmoid(gates), self.output)
 
-    def _attend(self, state: State, query: Tensor, indexer: Tensor, visible: int) -> Tensor:
-        """One query [heads, d] with its indexer query [indexer heads, di], which may see `visible` rows: [heads, d]."""
-        keys, values = (state.rows[self._name(what)].first(visible) for what in ("keys", "values"))
-        blocks = visible // self.ratio if self.ratio else 0
-        if blocks > self.kept_blocks:
-            ends = state.rows[self._name("pooled")].first(visible)[self.ratio - 1 :: self.ratio]
-            seen = seen_keys(block_scores(indexer, ends), self.ratio, self.kept_blocks, visible)
-            keys, values = keys[seen], values[seen]
-        return attend(query, keys, values, inverse_sqrt(self.width))
+    def _attend(self, chunk: Chunk, queries: Tensor, indexer: Tensor) -> Tensor:
+        """A sequence's queries [rows, heads, d] with their indexer queries [rows, indexer heads, di]: as queries."""
+        ends = range(chunk.first + 1, chunk.first + len(chunk) + 1)
+        keys, values = (chunk.state.rows[self._name(what)].first(ends[-1]) for what in ("keys", "values"))
+        # A row that sees more blocks than are kept attends to a choice of its own; those before see all that there is.
+        all_seen = sum(not self.ratio or end // self.ratio <= self.kept_blocks for end in ends)
+        scale, read = inverse_sqrt(self.width), []
+        if all_seen:
+            seen = ends[:all_seen]
+            read.append(self.ops.attend(queries[:all_seen], keys, values, [0] * all_seen, seen, scale))
+        for row, end in enumerate(ends[all_seen:], start=all_seen):
+            pooled = chunk.state.rows[self._name("pooled")].first(end)[self.ratio - 1 :: self.ratio]
+            places = seen_keys(self.ops.block_scores(indexer[row], pooled), self.ratio, self.kept_blocks, end)
+            chosen = (keys[places], values[places], [0], [len(places)])
+            read.append(self.ops.attend(queries[row : row + 1], *chosen, scale))
+        return torch.cat(read)
 
     def _rope(self, x: Tensor, positions: Tensor) -> Tensor:
-        return rope(x, positions, self.rope_dims, self.rope_base)
+        return self.ops.rope(x, positions[:, self.axes], self.rope_dims, self.rope_base)
+
+
+def axes(sections: Sequence[int], frequencies: int) -> list[int]:
+    """Which axis each frequency goes by: time, height and width in turn, as often as sections say; then time alone."""
+    turns = range(frequencies)
+    return [m % len(AXES) if m // len(AXES) < sections[m % len(AXES)] else 0 for m in turns]
 
 
 def _blocks(weights: Weights, h: Qwen4Exp, block: int) -> tuple[int, int]:

@@ -5,17 +5,17 @@ Source: Qwen4ExpTextGatedDeltaNet and Qwen4ExpTextPLE of transformers 5.24; src/
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from nextn.gguf_schema.errors import InputError
 from nextn.gguf_schema.qwen4exp import Qwen4Exp
-from nextn.kernels.qwen4exp import decays, ngram_gates, ngram_rows
-from nextn.kernels.reference import causal_conv, delta_step, inverse_sqrt, l2_norm, linear, rms_norm, sigmoid, silu
-from nextn.runtime.model import Chunk, spans
+from nextn.kernels.qwen4exp import ngram_rows
+from nextn.kernels.reference import inverse_sqrt
+from nextn.runtime.model import Chunk
+from nextn.runtime.recurrent import convolved_rows, recurrent_rows
 from nextn.runtime.state import Rows, Trail
 from nextn.runtime.weights import Weights
 
@@ -34,7 +34,7 @@ class DeltaNet:
 
     def __init__(self, weights: Weights, block: int, h: Qwen4Exp) -> None:
         prefix = f"blk.{block}."
-        self.block = block
+        self.block, self.ops = block, weights.ops
         self.key_heads, self.heads, self.width = h.ssm_group_count, h.ssm_time_step_rank, h.ssm_state_size
         self.conv_width, self.taps = h.conv_width, h.ssm_conv_kernel
         self.eps = h.attention_layer_norm_rms_epsilon
@@ -43,7 +43,7 @@ class DeltaNet:
         self.beta = weights.matrix(f"{prefix}ssm_beta.weight")
         self.alpha = weights.matrix(f"{prefix}ssm_alpha.weight")
         self.conv = weights.vector(f"{prefix}ssm_conv1d.weight")
-        self.rates = weights.vector(f"{prefix}ssm_a")  # -exp(A_log)
+        self.rates = weights.vector(f"{prefix}ssm_a")  # -self.ops.exp(A_log)
         self.bias = weights.vector(f"{prefix}ssm_dt.bias")
         self.norm = weights.vector(f"{prefix}ssm_norm.weight")
         self.output = weights.matrix(f"{prefix}ssm_out.weight")
@@ -56,23 +56,18 @@ class DeltaNet:
 
     def __call__(self, x: Tensor, chunks: Sequence[Chunk]) -> Tensor:
         """x [rows, H]: [rows, H]."""
-        inputs = linear(x, self.qkv)
-        convolved = [_convolved(place, inputs[place.row], self.conv) for place in places(chunks, f"{self.block}.conv")]
-        heads = silu(torch.stack(convolved)).reshape(len(x), -1, self.width)  # of queries, keys, values
+        inputs = self.ops.linear(x, self.qkv)
+        convolved = convolved_rows(self.ops, inputs, chunks, f"{self.block}.conv", self.conv)
+        heads = self.ops.silu(convolved).reshape(len(x), -1, self.width)  # of queries, keys, values
         copies = self.heads // self.key_heads
-        queries = l2_norm(heads[:, : self.key_heads], L2_EPS).repeat(1, copies, 1) * inverse_sqrt(self.width)
-        keys = l2_norm(heads[:, self.key_heads : 2 * self.key_heads], L2_EPS).repeat(1, copies, 1)
+        queries = self.ops.l2_norm(heads[:, : self.key_heads], L2_EPS).repeat(1, copies, 1) * inverse_sqrt(self.width)
+        keys = self.ops.l2_norm(heads[:, self.key_heads : 2 * self.key_heads], L2_EPS).repeat(1, copies, 1)
         values = heads[:, 2 * self.key_heads :]
-        beta = sigmoid(linear(x, self.beta))
-        decay = decays(linear(x, self.alpha), self.rates, self.bias)[..., None]
-        read = []
-        for trail, length, row in places(chunks, f"{self.block}.delta"):
-            step = (queries[row], keys[row], values[row], decay[row], beta[row])
-            after, result = delta_step(trail.at(length), *step)
-            trail.put(length + 1, after)
-            read.append(result)
-        normed = rms_norm(torch.stack(read), self.norm, self.eps).reshape(len(x), -1)
-        return linear(normed * sigmoid(linear(x, self.gate)), self.output)
+        beta = self.ops.sigmoid(self.ops.linear(x, self.beta))
+        decay = self.ops.decays(self.ops.linear(x, self.alpha), self.rates, self.bias)[..., None]
+        read = recurrent_rows(self.ops, (queries, keys, values, decay, beta), chunks, f"{self.block}.delta")
+        normed = self.ops.rms_norm(read, self.norm, self.eps).reshape(len(x), -1)
+        return self.ops.linear(normed * self.ops.sigmoid(self.ops.linear(x, self.gate)), self.output)
 
 
 class NGrams:
@@ -84,7 +79,7 @@ class NGrams:
 
     def __init__(self, weights: Weights, block: int, h: Qwen4Exp) -> None:
         prefix = f"blk.{block}.ple_"
-        self.block = block
+        self.block, self.ops = block, weights.ops
         self.streams, self.width = h.hyper_connection_count, h.embedding_length
         self.eps = h.attention_layer_norm_rms_epsilon
         # Real files have all of these keys, or `hyperparameters` refuses them.
@@ -109,13 +104,12 @@ class NGrams:
         """Streams [rows, C, H] with the n-grams added: [rows, C, H]."""
         rows = len(streams)
         found = self.table.gather([index for chunk in chunks for index in self._indices(chunk)]).reshape(rows, -1)
-        keys = rms_norm(linear(found, self.key).reshape(streams.shape), self.key_norm, self.eps)
-        queries = rms_norm(streams, self.query_norm, self.eps)
-        gated = ngram_gates(keys, queries)[..., None] * linear(found, self.value)[:, None]
-        normed = rms_norm(gated, self.conv_norm, self.eps).reshape(rows, -1)
-        trails = places(chunks, f"{self.block}.ngrams")
-        convolved = [_convolved(place, normed[place.row], self.conv, self.dilation) for place in trails]
-        return streams + gated + silu(torch.stack(convolved)).reshape(streams.shape)
+        keys = self.ops.rms_norm(self.ops.linear(found, self.key).reshape(streams.shape), self.key_norm, self.eps)
+        queries = self.ops.rms_norm(streams, self.query_norm, self.eps)
+        gated = self.ops.ngram_gates(keys, queries)[..., None] * self.ops.linear(found, self.value)[:, None]
+        normed = self.ops.rms_norm(gated, self.conv_norm, self.eps).reshape(rows, -1)
+        convolved = convolved_rows(self.ops, normed, chunks, f"{self.block}.ngrams", self.conv, self.dilation)
+        return streams + gated + self.ops.silu(convolved).reshape(streams.shape)
 
     def _indices(self, chunk: Chunk) -> list[int]:
         """Rows of the table for each token of a chunk and each head, one token after the other."""
@@ -125,28 +119,6 @@ class NGrams:
         constants = (self.eos, self.multipliers, self.offsets, self.sizes)
         texts = (tokens[max(0, end - len(self.multipliers)) : end] for end in ends)
         return [row for text in texts for row in ngram_rows(text, *constants)]
-
-
-class Place(NamedTuple):
-    """A row of a forward: its trail, the rows of its sequence before it, and its place among the rows of all."""
-
-    trail: Trail
-    length: int
-    row: int
-
-
-def places(chunks: Sequence[Chunk], trail: str) -> Iterator[Place]:
-    """All rows, those of a sequence one after the other: each is to put the trail's value behind it."""
-    for chunk, span in spans(chunks):
-        for row in range(span.start, span.stop):
-            yield Place(chunk.state.trails[trail], chunk.first + row - span.start, row)
-
-
-def _convolved(place: Place, row: Tensor, weight: Tensor, dilation: int = 1) -> Tensor:
-    """A row [channels] convolved with those before it, which the trail holds; it then holds this one too, the last."""
-    past = place.trail.at(place.length)
-    place.trail.put(place.length + 1, torch.cat((past[1:], row[None])))
-    return causal_conv(row, past, weight, dilation)
 
 
 def token_rows(device: str) -> dict[str, Rows]:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from nextn.gguf_schema.errors import InputError, UsageError
 from nextn.gguf_schema.step35 import STEP35, Step35
-from nextn.kernels.reference import linear, rms_norm
 from nextn.runtime.model import Chunk, embedded, hyperparameters
 from nextn.runtime.models.step35_block import Batch, Block, cache_rows
 from nextn.runtime.state import ROLLBACK, State
@@ -32,6 +31,7 @@ class Trunk:
         h = self._h = _hyperparameters(weights)
         self.contents = weights.contents
         self.dtype, self.device = weights.dtype, weights.device
+        self._ops = weights.ops
         self.hidden_width = h.embedding_length
         self._embedding = weights.matrix("token_embd.weight")
         self._blocks = [Block(weights, h, i) for i in range(h.trunk_blocks)]
@@ -55,7 +55,8 @@ class Trunk:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocabulary] from hidden rows [rows, H]."""
-        return linear(rms_norm(hidden, self._norm, self._h.attention_layer_norm_rms_epsilon), self._output)
+        normed = self._ops.rms_norm(hidden, self._norm, self._h.attention_layer_norm_rms_epsilon)
+        return self._ops.linear(normed, self._output)
 
 
 class Heads:
@@ -74,6 +75,7 @@ class Heads:
         h = self._h = _hyperparameters(weights)
         self.contents = weights.contents
         self.dtype, self.device = weights.dtype, weights.device
+        self._ops = weights.ops
         self.hidden_width = h.embedding_length
         self.count = h.nextn_blocks
         if not self.count:
@@ -103,8 +105,8 @@ class Heads:
 
     def logits(self, hidden: Tensor, head: int) -> Tensor:
         """Logits [rows, vocabulary] from hidden rows [rows, H] of a head, by its own norm and matrix."""
-        normed = rms_norm(hidden, self._heads[head].norm, self._h.attention_layer_norm_rms_epsilon)
-        return linear(normed, self._heads[head].output)
+        normed = self._ops.rms_norm(hidden, self._heads[head].norm, self._h.attention_layer_norm_rms_epsilon)
+        return self._ops.linear(normed, self._heads[head].output)
 
 
 class _Head:
@@ -113,7 +115,7 @@ class _Head:
     def __init__(self, weights: Weights, h: Step35, i: int) -> None:
         prefix = f"blk.{i}.nextn."
         own = f"{prefix}embed_tokens.weight"
-        self.eps = h.attention_layer_norm_rms_epsilon
+        self.ops, self.eps = weights.ops, h.attention_layer_norm_rms_epsilon
         self.embedding = weights.matrix(own if own in weights else "token_embd.weight")
         self.embedding_norm = weights.vector(f"{prefix}enorm.weight")
         self.hidden_norm = weights.vector(f"{prefix}hnorm.weight")
@@ -127,9 +129,9 @@ class _Head:
         hidden = [chunk.hidden for chunk in chunks if chunk.hidden is not None and len(chunk.hidden) == len(chunk)]
         if len(hidden) < len(chunks):
             raise UsageError("hidden", "a head wants a hidden row beside each token")
-        e = rms_norm(embedded(chunks, self.embedding.gather), self.embedding_norm, self.eps)
-        h = rms_norm(torch.cat(hidden), self.hidden_norm, self.eps)
-        return linear(torch.cat((e, h), dim=1), self.joining)
+        e = self.ops.rms_norm(embedded(chunks, self.embedding.gather), self.embedding_norm, self.eps)
+        h = self.ops.rms_norm(torch.cat(hidden), self.hidden_norm, self.eps)
+        return self.ops.linear(torch.cat((e, h), dim=1), self.joining)
 
 
 def _hyperparameters(weights: Weights) -> Step35:

@@ -11,16 +11,14 @@ import torch
 from torch import Tensor
 
 from nextn.gguf_schema.step35 import Step35
-from nextn.kernels.reference import attend, inverse_sqrt, linear, rms_norm, rope, sigmoid, silu, swiglu
-from nextn.kernels.routing import sigmoid_experts
+from nextn.kernels.reference import inverse_sqrt
+from nextn.kernels.routing import Gate, Router
 from nextn.runtime.model import Chunk, joined_positions, spans
 from nextn.runtime.state import Rows
 from nextn.runtime.weights import Matrix, Weights
 
 # Full layers rotate this part of each head. No key holds it: src/models/step35.cpp has it as a constant.
 ROTATED_BY_FULL_LAYERS = 0.5
-# A limit that is no larger is none (build_ffn in src/llama-graph.cpp).
-NO_LIMIT = 1e-6
 POSITION = "position"
 
 
@@ -55,7 +53,7 @@ class Attention:
     """Grouped-query attention of block `i`, full or through a window, with one gate per head."""
 
     def __init__(self, weights: Weights, h: Step35, i: int) -> None:
-        self.block = i
+        self.block, self.ops = i, weights.ops
         self.head_width = h.attention_key_length
         self.eps = h.attention_layer_norm_rms_epsilon
         self.slides = h.attention_sliding_window_pattern[i]
@@ -74,8 +72,8 @@ class Attention:
 
     def remember(self, a: Tensor, batch: Batch) -> None:
         """Write keys and values of rows [rows, H]; they depend on nothing that attention finds."""
-        key = self._turned(linear(a, self.key), self.key_norm, batch)  # [rows, kv heads, d]
-        value = linear(a, self.value).reshape(key.shape)
+        key = self._turned(self.ops.linear(a, self.key), self.key_norm, batch)  # [rows, kv heads, d]
+        value = self.ops.linear(a, self.value).reshape(key.shape)
         for chunk, span in spans(batch.chunks):
             keys, values = self._caches(chunk)
             keys.write(chunk.first, key[span])
@@ -84,94 +82,75 @@ class Attention:
     def __call__(self, a: Tensor, batch: Batch) -> Tensor:
         """From rows [rows, H], the norm already applied, to rows [rows, H]."""
         self.remember(a, batch)
-        query = self._turned(linear(a, self.query), self.query_norm, batch)  # [rows, heads, d]
+        query = self._turned(self.ops.linear(a, self.query), self.query_norm, batch)  # [rows, heads, d]
         scale = inverse_sqrt(self.head_width)
-        seen = []
+        read = []
         for chunk, span in spans(batch.chunks):
-            keys, values = self._caches(chunk)
-            for end, row in enumerate(range(span.start, span.stop), chunk.first + 1):
-                begin = batch.window_begins[row] if self.slides else 0
-                seen.append(attend(query[row], keys.first(end)[begin:], values.first(end)[begin:], scale))
-        gated = torch.stack(seen) * sigmoid(linear(a, self.gate))[..., None]  # [rows, heads, d]
-        return linear(gated.flatten(1), self.output)
+            ends = range(chunk.first + 1, chunk.first + len(chunk) + 1)
+            begins = batch.window_begins[span] if self.slides else [0] * len(chunk)
+            keys, values = (rows.first(ends[-1]) for rows in self._caches(chunk))
+            read.append(self.ops.attend(query[span], keys, values, begins, ends, scale))
+        gated = torch.cat(read) * self.ops.sigmoid(self.ops.linear(a, self.gate))[..., None]  # [rows, heads, d]
+        return self.ops.linear(gated.flatten(1), self.output)
 
     def _turned(self, x: Tensor, norm: Tensor, batch: Batch) -> Tensor:
         """Heads [rows, heads, d] of x [rows, heads * d], normed, then rotated by their positions."""
-        heads = rms_norm(x.reshape(len(x), -1, self.head_width), norm, self.eps)
-        return rope(heads, batch.positions, self.rotated, self.base, self.factors)
+        heads = self.ops.rms_norm(x.reshape(len(x), -1, self.head_width), norm, self.eps)
+        return self.ops.rope(heads, batch.positions, self.rotated, self.base, self.factors)
 
     def _caches(self, chunk: Chunk) -> tuple[Rows, Rows]:
         return chunk.state.rows[f"keys.{self.block}"], chunk.state.rows[f"values.{self.block}"]
-
-
-def limited_swiglu(gate: Tensor, up: Tensor, limit: float) -> Tensor:
-    """silu(gate) * up [rows, n], where silu(gate) is at most `limit` and up within ±limit, unless that is 0.
-
-    The gate is limited behind the activation, and only from above.
-    """
-    if limit <= NO_LIMIT:
-        return swiglu(gate, up)
-    return silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
-
-
-def feed_forward(x: Tensor, gate: Matrix, up: Matrix, down: Matrix, limit: float) -> Tensor:
-    """A gated network with matrices [F, H], [F, H], [H, F] on rows [rows, H]: [rows, H]."""
-    return linear(limited_swiglu(linear(x, gate), linear(x, up), limit), down)
 
 
 class Dense:
     """The feed-forward network of a block, or of all rows beside the routed experts, by the ending of its names."""
 
     def __init__(self, weights: Weights, h: Step35, i: int, ending: str = "") -> None:
-        self.gate, self.up, self.down = (
-            weights.matrix(f"blk.{i}.ffn_{part}{ending}.weight") for part in ("gate", "up", "down")
-        )
+        self.ops = weights.ops
+        self.matrices = matrices(weights, i, ending)
         # The limit of shared experts is that of dense networks too.
-        self.limit = h.swiglu_clamp_shexp[i] if h.swiglu_clamp_shexp else 0.0
+        self.form = form_of(h.swiglu_clamp_shexp, i)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Rows [rows, H] to rows [rows, H]."""
-        return feed_forward(x, self.gate, self.up, self.down, self.limit)
+        return self.ops.network(x, *self.matrices, self.form)
 
 
 class Routed:
     """Experts of which each row has some, beside one that all rows share."""
 
     def __init__(self, weights: Weights, h: Step35, i: int) -> None:
-        self.router = weights.matrix(f"blk.{i}.ffn_gate_inp.weight")
+        self.ops = weights.ops
+        self.router_input = weights.matrix(f"blk.{i}.ffn_gate_inp.weight")
         self.bias = weights.vector(f"blk.{i}.exp_probs_b.bias")
-        self.gate, self.up, self.down = (
-            weights.matrix(f"blk.{i}.ffn_{part}_exps.weight") for part in ("gate", "up", "down")
-        )
+        self.matrices = matrices(weights, i, "_exps")
         self.shared = Dense(weights, h, i, "_shexp")
-        self.limit = h.swiglu_clamp_exp[i] if h.swiglu_clamp_exp else 0.0
-        self.used = h.expert_used_count
-        self.scale = 1.0 if h.expert_weights_scale is None else h.expert_weights_scale
-        self.normalizes = bool(h.expert_weights_norm)
+        self.form = form_of(h.swiglu_clamp_exp, i)
+        scale = 1.0 if h.expert_weights_scale is None else h.expert_weights_scale
+        self.router = Router(h.expert_used_count, scale, bool(h.expert_weights_norm))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Rows [rows, H] to rows [rows, H]."""
-        # An expert is decoded once for all of its rows. Each row adds its experts in ascending order.
-        rows_of: dict[int, list[int]] = {}
-        weights_of: dict[int, list[Tensor]] = {}
-        for row, logits in enumerate(linear(x, self.router)):
-            chosen, weights = sigmoid_experts(logits, self.bias, self.used, scale=self.scale, normalize=self.normalizes)
-            for expert, weight in zip(chosen, weights, strict=True):
-                rows_of.setdefault(expert, []).append(row)
-                weights_of.setdefault(expert, []).append(weight)
-        routed = torch.zeros_like(x)
-        for expert, rows in sorted(rows_of.items()):
-            matrices = (self.gate[expert], self.up[expert], self.down[expert])
-            mine = feed_forward(x[rows], *matrices, self.limit)
-            routed[rows] += torch.stack(weights_of[expert])[:, None] * mine
-        return routed + self.shared(x)
+        chosen, shares = self.ops.sigmoid_router(self.ops.linear(x, self.router_input), self.bias, self.router)
+        return self.ops.experts(x, chosen, shares, self.matrices, self.form) + self.shared(x)
+
+
+def matrices(weights: Weights, i: int, ending: str) -> tuple[Matrix, Matrix, Matrix]:
+    """Gate, up and down of block `i`."""
+    gate, up, down = (weights.matrix(f"blk.{i}.ffn_{part}{ending}.weight") for part in ("gate", "up", "down"))
+    return gate, up, down
+
+
+def form_of(limits: Sequence[float] | None, i: int) -> Gate:
+    """The activation of block `i`: the gate is limited behind silu, and only from above."""
+    return Gate(limits[i] if limits else 0.0, behind=True)
 
 
 class Block:
     """One layer of a trunk or of a head: both are the same."""
 
     def __init__(self, weights: Weights, h: Step35, i: int) -> None:
-        self.eps = h.attention_layer_norm_rms_epsilon
+        self.ops, self.eps = weights.ops, h.attention_layer_norm_rms_epsilon
         self.attention_norm = weights.vector(f"blk.{i}.attn_norm.weight")
         self.attention = Attention(weights, h, i)
         self.ffn_norm = weights.vector(f"blk.{i}.ffn_norm.weight")
@@ -179,9 +158,9 @@ class Block:
 
     def remember(self, x: Tensor, batch: Batch) -> None:
         """Write what later rows read of these rows [rows, H], and nothing else."""
-        self.attention.remember(rms_norm(x, self.attention_norm, self.eps), batch)
+        self.attention.remember(self.ops.rms_norm(x, self.attention_norm, self.eps), batch)
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         """The residual stream [rows, H] behind this block."""
-        x = x + self.attention(rms_norm(x, self.attention_norm, self.eps), batch)
-        return x + self.ffn(rms_norm(x, self.ffn_norm, self.eps))
+        x = x + self.attention(self.ops.rms_norm(x, self.attention_norm, self.eps), batch)
+        return x + self.ffn(self.ops.rms_norm(x, self.ffn_norm, self.eps))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import definitions as reference
 import pytest
 import torch
 from families import ROOT
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nextn.kernels import reference
+from nextn.kernels.reference import by_row, mean_of, top
 from nextn.runtime.state import Rows
 
 WIDTHS = (*range(1, 10), 16, 36)
@@ -114,8 +115,8 @@ OPERATIONS: dict[str, Operation] = {
     "swiglu": lambda x, vector, _: reference.swiglu(x, vector * x),
     "exp": lambda x, _, __: reference.exp(x),
     "softplus": lambda x, _, __: reference.softplus(10 * x),
-    "by_row": lambda x, _, __: reference.by_row(torch.tanh, x),
-    "mean_of": lambda x, vector, _: reference.mean_of([x, vector * x, x + vector]),
+    "by_row": lambda x, _, __: by_row(torch.tanh, x),
+    "mean_of": lambda x, vector, _: mean_of([x, vector * x, x + vector]),
 }
 
 
@@ -198,7 +199,7 @@ def test_a_convolution_does_not_depend_on_the_place_of_its_row(
 @given(st.lists(st.sampled_from((-1.0, -0.0, 0.0, 0.5, 1.0, 2.0)), min_size=1, max_size=200), st.integers(0, 20))
 def test_the_best_scores_are_chosen_and_of_equal_ones_the_first(scores: list[float], count: int) -> None:
     ranked = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
-    assert reference.top(torch.tensor(scores), count) == sorted(ranked[:count])
+    assert top(torch.tensor(scores), count) == sorted(ranked[:count])
 
 
 @pytest.mark.long

@@ -7,19 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor
-
-from nextn.kernels.reference import (
+from definitions import (
     attend,
     causal_conv,
     delta_step,
     dot,
     exp,
-    inverse_sqrt,
     l2_norm,
     layer_norm,
     linear,
-    mean_of,
     rms_norm,
     rope,
     sigmoid,
@@ -27,8 +23,10 @@ from nextn.kernels.reference import (
     softmax,
     softplus,
     swiglu,
-    top,
 )
+from torch import Tensor
+
+from nextn.kernels.reference import inverse_sqrt, mean_of, top
 
 
 def doubles(*values: float) -> Tensor:

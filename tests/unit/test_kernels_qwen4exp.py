@@ -7,19 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from definitions import delta_step
 from torch import Tensor
 
-from nextn.kernels.qwen4exp import (
-    block_scores,
-    decays,
-    hyper_connection_read,
-    hyper_connection_strengths,
-    ngram_gates,
-    ngram_rows,
-    pooled,
-    seen_keys,
-)
-from nextn.kernels.reference import delta_step
+from nextn.kernels.operations import REFERENCE
+from nextn.kernels.qwen4exp import ngram_rows, seen_keys
 
 EOS = 248044
 MULTIPLIERS = (23703573157769, 20109073645365, 8052911324071)
@@ -80,8 +72,8 @@ def test_gates_of_ngrams() -> None:
     keys = torch.tensor([[[2.0, 0.0, 0.0, 0.0], [1e-4, 0.0, 0.0, 0.0]]], dtype=torch.float64)
     queries = torch.tensor([[[-4.0, 1.0, 1.0, 1.0], [1e-4, 0.0, 0.0, 0.0]]], dtype=torch.float64)
     wanted = [1 / (1 + math.exp(2.0)), 1 / (1 + math.exp(-1e-3))]
-    assert ngram_gates(keys, queries)[0].tolist() == pytest.approx(wanted, rel=1e-12)
-    assert ngram_gates(torch.zeros(1, 1, 4), torch.ones(1, 1, 4)).tolist() == [[0.5]]
+    assert REFERENCE.ngram_gates(keys, queries)[0].tolist() == pytest.approx(wanted, rel=1e-12)
+    assert REFERENCE.ngram_gates(torch.zeros(1, 1, 4), torch.ones(1, 1, 4)).tolist() == [[0.5]]
 
 
 def sigmoid(x: float) -> float:
@@ -93,7 +85,7 @@ def test_a_hyper_connection_by_hand() -> None:
     streams = torch.tensor([[[3.0, 4.0], [0.0, 2.0]]], dtype=torch.float64)
     norm = torch.tensor([[1.0, 2.0], [3.0, 0.5]], dtype=torch.float64)
     a, b, d = 3 / math.sqrt(12.5), 2 * 4 / math.sqrt(12.5), 0.5 * 2 / math.sqrt(2)
-    mixed, normed = hyper_connection_read(
+    mixed, normed = REFERENCE.hyper_connection_read(
         streams, norm, Plain([[1.0, 0.5, 7.0, -1.0]]), Plain([[0.3], [-0.2], [5.0], [1.0]]), 0.0
     )
     assert normed[0].tolist() == pytest.approx([a, b, 0.0, d], rel=1e-12)
@@ -101,15 +93,17 @@ def test_a_hyper_connection_by_hand() -> None:
     low = half * sigmoid(half)
     wanted = [sigmoid(0.3 * low) * a / 2, (sigmoid(-0.2 * low) * b + sigmoid(low) * d) / 2]
     assert mixed[0].tolist() == pytest.approx(wanted, rel=1e-12)
-    strengths = hyper_connection_strengths(normed, Plain([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 9.0, 2.0]]), 2)
+    strengths = REFERENCE.hyper_connection_strengths(normed, Plain([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 9.0, 2.0]]), 2)
     assert strengths[0].tolist() == pytest.approx([2 * sigmoid(a / 2), 2 * sigmoid(d)], rel=1e-12)
 
 
 def test_a_hyper_connection_without_weights_reads_half_the_mean_and_adds_the_whole() -> None:
     streams = torch.arange(24, dtype=torch.float64).reshape(2, 3, 4)
     zeros = Plain(torch.zeros(1, 12)), Plain(torch.zeros(12, 1))
-    mixed, normed = hyper_connection_read(streams, torch.ones(3, 4, dtype=torch.float64), *zeros, 1e-6)
-    assert torch.equal(hyper_connection_strengths(normed, Plain(torch.zeros(3, 12)), 3), torch.ones(2, 3).double())
+    mixed, normed = REFERENCE.hyper_connection_read(streams, torch.ones(3, 4, dtype=torch.float64), *zeros, 1e-6)
+    assert torch.equal(
+        REFERENCE.hyper_connection_strengths(normed, Plain(torch.zeros(3, 12)), 3), torch.ones(2, 3).double()
+    )
     assert torch.allclose(mixed, 0.5 * normed.reshape(2, 3, 4).mean(1), rtol=1e-14)
 
 
@@ -120,7 +114,7 @@ def test_decays() -> None:
         [(1 + math.exp(0.75)) ** -2, math.exp(-0.5 * (22 + math.exp(-22)))],
         [math.exp(-2 * math.exp(-39.75)), (1 + math.e) ** -0.5],
     ]
-    have = decays(x.double(), rates.double(), bias.double())
+    have = REFERENCE.decays(x.double(), rates.double(), bias.double())
     assert torch.allclose(have, torch.tensor(wanted, dtype=torch.float64), rtol=1e-14, atol=0)
 
 
@@ -186,8 +180,8 @@ def test_keys_that_a_query_sees_with_room_for_one_block(visible: int, scores: li
 def test_scores_add_what_is_positive_in_each_head() -> None:
     query = torch.tensor([[1.0, 0, 0, 0], [0, -1.0, 0, 0]])
     keys = torch.tensor([[3.0, 4.0, 0, 0], [-2.0, -6.0, 0, 0], [5.0, -1.0, 9.0, 9.0]])
-    assert block_scores(query, keys).tolist() == [1.5, 3.0, 3.0]
+    assert REFERENCE.block_scores(query, keys).tolist() == [1.5, 3.0, 3.0]
 
 
 def test_pooled_keys_are_means() -> None:
-    assert pooled(torch.tensor([[1.0, 2], [3, 6], [10, 20], [30, 60]]), 2).tolist() == [[2, 4], [20, 40]]
+    assert REFERENCE.pooled(torch.tensor([[1.0, 2], [3, 6], [10, 20], [30, 60]]), 2).tolist() == [[2, 4], [20, 40]]

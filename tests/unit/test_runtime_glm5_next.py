@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from definitions import causal_conv, delta_step, l2_norm, linear, rms_norm
 from edited_weights import edited, load
 from torch import Tensor
 
@@ -19,8 +20,9 @@ from nextn.gguf_schema.contents import Value
 from nextn.gguf_schema.glm5_next import GLM5_NEXT, Glm5Next
 from nextn.gguf_schema.reading import read_hyperparameters
 from nextn.gguf_schema.types import ValueType
-from nextn.kernels import glm5_next as kernels
-from nextn.kernels.reference import causal_conv, delta_step, inverse_sqrt, l2_norm, linear, rms_norm
+from nextn.kernels.operations import REFERENCE
+from nextn.kernels.reference import inverse_sqrt
+from nextn.kernels.routing import Gate, Router, chosen_experts
 from nextn.runtime.model import Chunk
 from nextn.runtime.models.glm5_next import Trunk
 from nextn.runtime.models.glm5_next_attention import Indexer
@@ -60,15 +62,15 @@ def test_streams_are_read_mixed_and_written(rows: int) -> None:
     streams = wave(sin, 4, 3).repeat(rows, 1, 1)
     mixed = linear(rms_norm(streams.reshape(rows, -1), None, 1e-5), Plain(0.3 * wave(cos, 24, 12)))
     scale = values(1.0, 0.7, 1.3)
-    reads, writes, passes = kernels.stream_weights(mixed, scale, 0.1 * wave(sin, 24), iterations=20, eps=1e-6)
+    reads, writes, passes = REFERENCE.stream_weights(mixed, scale, 0.1 * wave(sin, 24), iterations=20, eps=1e-6)
     assert_near(reads[-1], 0.507159, 0.808844, 0.912990, 0.925271)
     assert_near(writes[-1], 1.581862, 1.275286, 0.822027, 0.458612)
     assert_near(passes[-1, 0], 0.109184, 0.183542, 0.278376, 0.428895)
     assert_near(passes[-1, 1], 0.076903, 0.500269, 0.377036, 0.045790)
     assert_near(passes[-1, 2], 0.784767, 0.193464, 0.019760, 0.002014)
     assert_near(passes[-1, 3], 0.029144, 0.122724, 0.324828, 0.523300)
-    assert_near(kernels.collapse(streams, reads)[-1], -0.088920, -0.336449, -0.274648)
-    new = kernels.spread(streams, wave(cos, 3).repeat(rows, 1), writes, passes)[-1]
+    assert_near(REFERENCE.collapse(streams, reads)[-1], -0.088920, -0.336449, -0.274648)
+    new = REFERENCE.spread(streams, wave(cos, 3).repeat(rows, 1), writes, passes)[-1]
     assert_near(new[0], 1.388085, 0.114522, -1.264332)
     assert_near(new[1], 0.525219, -0.774850, -1.362525)
     assert_near(new[2], 0.229315, -0.755781, -1.046016)
@@ -78,10 +80,10 @@ def test_streams_are_read_mixed_and_written(rows: int) -> None:
 def test_two_steps_of_the_delta_rule() -> None:
     a = -values(0.3).exp()
     f = torch.stack([values(0.5, -1), values(0.25, -0.5)])[:, None]  # [rows, heads, channels]
-    decay = kernels.log_decay(f, a, -5.0)
+    decay = REFERENCE.log_decay(f, a, -5.0)
     assert_near(decay[0], -3.313030, -1.029467)
     assert_near(decay[1], -2.917873, -1.686970)
-    assert_near(kernels.log_decay(f, a, None)[0], -1.314866, -0.422859)
+    assert_near(REFERENCE.log_decay(f, a, None)[0], -1.314866, -0.422859)
 
     q, k = (
         torch.stack(rows)[:, None]
@@ -109,10 +111,10 @@ def test_the_convolution_begins_with_nothing_before_it() -> None:
 
 def test_keys_of_a_pool_are_weighted_by_channel() -> None:
     offsets = torch.tensor([[0.1 * (j - channel) for channel in range(2)] for j in range(4)], dtype=torch.float64)
-    pooled = kernels.pooled_key(wave(sin, 4, 2), wave(cos, 4, 2), offsets)
+    pooled = REFERENCE.pooled_key(wave(sin, 4, 2), wave(cos, 4, 2), offsets)
     assert_near(pooled, 0.276784, 0.076519)
     queries = values(sin(2), sin(3), sin(4), sin(5)).reshape(2, 2)
-    score = kernels.pool_scores(queries, values(0.5, -0.25) * inverse_sqrt(4), pooled[None])
+    score = REFERENCE.pool_scores(queries, values(0.5, -0.25) * inverse_sqrt(4), pooled[None])
     assert_near(score, 0.065619)
     # The second head's product is negative, so that its weight does not count.
     assert_near(torch.mv(queries, pooled), 0.262477, -0.282847)
@@ -120,29 +122,29 @@ def test_keys_of_a_pool_are_weighted_by_channel() -> None:
 
 def test_experts_are_chosen_with_the_bias_and_weighted_without_it() -> None:
     probabilities = torch.sigmoid(wave(sin, 6))
-    chosen = kernels.chosen_experts(probabilities + values(-0.5, 0, 0, 0, 0.45, 0), 2)
-    assert chosen == [1, 4]
-    assert_near(kernels.expert_weights(probabilities[chosen], True, 2.5), 1.800233, 0.699767)
-    assert_near(kernels.expert_weights(values(0.25, 0.5), False, 2.0), 0.5, 1.0)
-    # The sum is no smaller than the smallest normal F16.
-    assert_near(kernels.expert_weights(values(0.0, 0.0), True, 2.5), 0.0, 0.0)
+    bias = values(-0.5, 0, 0, 0, 0.45, 0)
+    (chosen,), (weights,) = REFERENCE.sigmoid_router(wave(sin, 6)[None], bias, Router(2, scale=2.5))
+    assert chosen.tolist() == [1, 4]
+    assert_near(weights, 1.800233, 0.699767)
+    _, (weights,) = REFERENCE.sigmoid_router(wave(sin, 6)[None], bias, Router(2, scale=2.0, normalizes=False))
+    assert torch.equal(weights, 2 * probabilities[chosen])
 
 
 def test_experts_of_the_best_groups_only() -> None:
     """The group of the single best score loses to those whose two best are more together."""
     scores = values(0.9, 0.0, 0.0, 0.5, 0.6, 0.1, 0.4, 0.45, 0.3)
-    assert kernels.chosen_experts(scores, 3) == [0, 3, 4]
-    assert kernels.chosen_experts(scores, 3, groups=3, groups_used=1) == [3, 4, 5]
-    assert kernels.chosen_experts(-scores, 2, groups=3, groups_used=1) == [1, 2]
-    assert kernels.chosen_experts(scores, 2, groups=3, groups_used=2) == [0, 4]
+    assert chosen_experts(scores, Router(3)) == [0, 3, 4]
+    assert chosen_experts(scores, Router(3, groups=3, groups_used=1)) == [3, 4, 5]
+    assert chosen_experts(-scores, Router(2, groups=3, groups_used=1)) == [1, 2]
+    assert chosen_experts(scores, Router(2, groups=3, groups_used=2)) == [0, 4]
 
 
 def test_the_activation_is_cut_before_silu() -> None:
     gate, up = values(12)[None], values(-15)[None]
-    assert_near(kernels.clamped_swiglu(gate, up, 10.0), -99.995460)
+    assert_near(REFERENCE.gated(gate, up, Gate(10.0)), -99.995460)
     for no_limit in (0.0, 1e-6):
-        assert_near(kernels.clamped_swiglu(gate, up, no_limit), -180 / (1 + exp(-12)))
-    assert_near(kernels.clamped_swiglu(-gate, up, 2.0), 24 * exp(-12) / (1 + exp(-12)))
+        assert_near(REFERENCE.gated(gate, up, Gate(no_limit)), -180 / (1 + exp(-12)))
+    assert_near(REFERENCE.gated(-gate, up, Gate(2.0)), 24 * exp(-12) / (1 + exp(-12)))
 
 
 def hyperparameters(weights: Weights) -> Glm5Next:

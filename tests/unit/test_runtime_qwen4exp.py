@@ -186,14 +186,14 @@ def test_positions_of_an_image(models: tuple[Trunk, Heads]) -> None:
     rows = [trunk.forward([Chunk(state, text)])]
     rows.append(trunk.forward([Chunk(state, embeddings=image, positions=[3] * 4)]))
     assert (state.length, state.position) == (7, 4)
-    assert state.rows["positions"].first(7).tolist() == [0, 1, 2, 3, 3, 3, 3]
+    assert state.rows["positions"].first(7).tolist() == [[place] * 3 for place in (0, 1, 2, 3, 3, 3, 3)]
     before = beside(torch.cat(rows))
     heads.catch_up([Chunk(head_state, text, hidden=before[:3])])
     heads.catch_up([Chunk(head_state, embeddings=image, positions=[3] * 4, hidden=before[3:])])
     assert (head_state.length, head_state.position) == (7, 4)
     step = [Chunk(head_state, [text[0]], hidden=rows[-1][-1:])]
     assert torch.isfinite(heads.logits(heads.forward(step, HEAD), HEAD)).all()
-    assert head_state.rows["positions"].first(8).tolist() == [0, 1, 2, 3, 3, 3, 3, 4]
+    assert head_state.rows["positions"].first(8).tolist() == [[place] * 3 for place in (0, 1, 2, 3, 3, 3, 3, 4)]
 
 
 def test_the_table_stays_on_the_disk(combined: GGUFFile, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from definitions import rope
 from step35_models import PROMPTS, beside, model, with_alias
 
 from nextn.gguf_schema.architecture import Role
@@ -18,11 +19,11 @@ from nextn.gguf_schema.errors import UsageError
 from nextn.gguf_schema.reading import read_hyperparameters
 from nextn.gguf_schema.shards import GGUFFile, open_gguf
 from nextn.gguf_schema.step35 import STEP35
-from nextn.kernels.reference import rope
-from nextn.kernels.routing import sigmoid_experts
+from nextn.kernels.operations import REFERENCE
+from nextn.kernels.routing import Gate, Router
 from nextn.runtime.model import Chunk
 from nextn.runtime.models.step35 import Heads, Trunk
-from nextn.runtime.models.step35_block import POSITION, Attention, Batch, limited_swiglu
+from nextn.runtime.models.step35_block import POSITION, Attention, Batch
 from nextn.runtime.state import Rows, State
 from nextn.runtime.weights import Weights
 
@@ -55,7 +56,9 @@ def exact(converted: Callable[[str], dict[Role, Path]]) -> tuple[Trunk, Heads]:
     ],
 )
 def test_limits_of_the_gated_product(gate: float, up: float, limit: float, expected: float) -> None:
-    held = limited_swiglu(*(torch.tensor([[value]], dtype=torch.float64) for value in (gate, up)), limit)
+    held = REFERENCE.gated(
+        *(torch.tensor([[value]], dtype=torch.float64) for value in (gate, up)), Gate(limit, behind=True)
+    )
     assert held.item() == pytest.approx(expected, rel=1e-12)
 
 
@@ -65,18 +68,18 @@ BIAS = torch.tensor([0.0, -0.5, 0.6, 0.0], dtype=torch.float64)
 
 
 def test_the_bias_chooses_and_does_not_weigh() -> None:
-    chosen, weights = sigmoid_experts(LOGITS, BIAS, 2, scale=3.0)
-    assert chosen == [0, 2]  # Of 0 and 3, which are equal, the first.
+    (chosen,), (weights,) = REFERENCE.sigmoid_router(LOGITS[None], BIAS, Router(2, scale=3.0))
+    assert chosen.tolist() == [0, 2]  # Of 0 and 3, which are equal, the first.
     assert weights.tolist() == pytest.approx([3 * 0.5 / 0.75, 3 * 0.25 / 0.75])
 
 
 def test_weights_that_are_not_normalized() -> None:
-    _, weights = sigmoid_experts(LOGITS, BIAS, 2, scale=3.0, normalize=False)
+    _, (weights,) = REFERENCE.sigmoid_router(LOGITS[None], BIAS, Router(2, scale=3.0, normalizes=False))
     assert weights.tolist() == pytest.approx([1.5, 0.75])
 
 
 def test_the_sum_of_weights_has_a_floor() -> None:
-    _, weights = sigmoid_experts(torch.full((4,), -40.0, dtype=torch.float64), BIAS, 2)
+    _, (weights,) = REFERENCE.sigmoid_router(torch.full((1, 4), -40.0, dtype=torch.float64), BIAS, Router(2))
     assert weights.tolist() == pytest.approx([math.exp(-40) / 6.103515625e-5] * 2)
 
 

@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from definitions import linear
 from gguf import GGMLQuantizationType as Type
 from gguf_bytes import header, key, tensor, text
 
 from nextn.gguf_schema.errors import InputError
 from nextn.gguf_schema.shards import GGUFFile, open_gguf, shard_name
 from nextn.gguf_schema.types import TENSOR_TYPES
-from nextn.kernels.reference import linear
 from nextn.runtime import weights as module
 from nextn.runtime.weights import Weights
 
