@@ -59,6 +59,17 @@ class Glm5NextOperations(Reference):
         passed = _sum(passes[..., None] * streams[:, :, None], 1)[:, 0]
         return writes[..., None] * y[:, None] + passed
 
+    def read_streams(self, streams: Tensor, reads: Tensor, norm: Tensor, eps: float) -> Tensor:
+        """What a layer reads of the streams [rows, n, width] by [rows, n]: `collapse`, then `rms_norm`."""
+        return self.rms_norm(self.collapse(streams, reads), norm, eps)
+
+    def channel_decays(self, f: Tensor, bias: Tensor, a: Tensor, lower_bound: float | None) -> Tensor:
+        """What a delta rule keeps of each channel of its state: e to the power of `log_decay` of f + bias.
+
+        f is [rows, heads*n], bias [heads*n], the result [rows, heads, n].
+        """
+        return self.exp(self.log_decay((f + bias).reshape(len(f), len(a), -1), a, lower_bound))
+
     def log_decay(self, f: Tensor, a: Tensor, lower_bound: float | None) -> Tensor:
         """How much a delta rule's state decays for f [rows, heads, n]: the logarithm, none above 0.
 

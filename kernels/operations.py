@@ -5,12 +5,19 @@ from __future__ import annotations
 from importlib import import_module
 from typing import cast
 
+import torch
+
 from nextn.kernels.glm5_next import Glm5NextOperations
 from nextn.kernels.qwen4exp import Qwen4ExpOperations
 from nextn.kernels.routing import Routing
 
-# Modules that have a class of this name, which overrides what it has a faster form of.
-FORMS = {"cpu": ("nextn.kernels.cpu", "CPUOperations"), "triton": ("nextn.kernels.triton", "TritonOperations")}
+# Modules that have a class of this name, which overrides what it has a faster form of, and types it computes in.
+FORMS = {
+    "cpu": ("nextn.kernels.cpu", "CPUOperations", (torch.float32,)),
+    "triton": ("nextn.kernels.triton", "TritonOperations", (torch.float32, torch.bfloat16)),
+}
+# What is computed with on a device, unless something else is asked for.
+DEFAULT = {"cpu": "cpu", "cuda": "triton"}
 
 
 class Operations(Qwen4ExpOperations, Glm5NextOperations, Routing):
@@ -20,9 +27,12 @@ class Operations(Qwen4ExpOperations, Glm5NextOperations, Routing):
 REFERENCE = Operations()
 
 
-def operations(form: str) -> Operations:
-    """The operations by their definition ("reference"), or in a faster form. ImportError without what that needs."""
+def operations(form: str, dtype: torch.dtype = torch.float32) -> Operations:
+    """The operations by their definition ("reference"), or in a faster form if it computes in `dtype`.
+
+    ImportError without what the form needs.
+    """
     if form == "reference":
         return REFERENCE
-    module, name = FORMS[form]
-    return cast(Operations, getattr(import_module(module), name)())
+    module, name, dtypes = FORMS[form]
+    return cast(Operations, getattr(import_module(module), name)()) if dtype in dtypes else REFERENCE

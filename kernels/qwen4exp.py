@@ -43,6 +43,10 @@ class Qwen4ExpOperations(Reference):
         """How strongly a block's result is added to each stream: [rows, C], from normed streams [rows, C*H]."""
         return 2 * self.sigmoid(self.linear(normed, inject) / count)
 
+    def hyper_connection_write(self, streams: Tensor, strengths: Tensor, y: Tensor) -> Tensor:
+        """Streams [rows, C, H] with a block's result y [rows, H] added to each by its strength [rows, C]."""
+        return streams + strengths[..., None] * y[:, None]
+
     def decays(self, x: Tensor, rates: Tensor, bias: Tensor) -> Tensor:
         """What a delta net's heads keep of their state: exp(rates * softplus(x + bias)), [rows, heads].
 

@@ -64,6 +64,26 @@ class Reference:
         centred = x - (self.dot(x, torch.ones_like(x)) / x.shape[-1])[..., None]
         return self.rms_norm(centred, weight, eps) + bias
 
+    def added_and_normed(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """The sum of rows x and y [rows, n], and its `rms_norm`."""
+        added = x + y
+        return added, self.rms_norm(added, weight, eps)
+
+    def normed_gated_heads(self, x: Tensor, weight: Tensor, eps: float, gates: Tensor) -> Tensor:
+        """Heads x [rows, heads, n], each normed with weight [n], times sigmoid of gates [rows, heads*n].
+
+        The result is of the gates' shape.
+        """
+        return self.gated_heads(self.rms_norm(x, weight, eps), gates)
+
+    def gated_heads(self, x: Tensor, gates: Tensor) -> Tensor:
+        """Heads x [rows, heads, n] times sigmoid of gates [rows, heads] or [rows, heads*n]: [rows, heads*n]."""
+        return (x * self.sigmoid(gates).reshape(*x.shape[:2], -1)).flatten(1)
+
+    def add_gated(self, x: Tensor, y: Tensor, inputs: Tensor, gate: Tensor) -> Tensor:
+        """x + y sigmoid(inputs · gate) for rows x, y and inputs [rows, n], and gate [n]: [rows, n]."""
+        return x + self.sigmoid(self.dot(inputs, gate.expand_as(inputs))[:, None]) * y
+
     def softmax(self, x: Tensor) -> Tensor:
         """Over the last dimension [..., n], for each row by itself."""
         return by_row(lambda row: torch.softmax(row, dim=-1), x)
@@ -95,16 +115,25 @@ class Reference:
         places at far positions. ValueError unless `dims` is even and no more than n. Source: GGML_ROPE_TYPE_NEOX of
         ggml.
         """
-        if dims % 2 or dims > x.shape[-1]:
-            raise ValueError(f"{dims} of {x.shape[-1]} values cannot be rotated in pairs")
+        turns = frequencies(dims, x.shape[-1], base, factors).to(x.device)
         half = dims // 2
-        frequencies = base ** (-2.0 * torch.arange(half, dtype=torch.float64, device=x.device) / dims)
-        if factors is not None:
-            frequencies = frequencies / factors[:half].double()
-        angles = (positions.double() if positions.dim() > 1 else positions.double()[:, None]) * frequencies
+        angles = (positions.double() if positions.dim() > 1 else positions.double()[:, None]) * turns
         cos, sin = (by_row(function, angles).to(x.dtype)[:, None] for function in (torch.cos, torch.sin))
         first, second, rest = x[..., :half], x[..., half:dims], x[..., dims:]
         return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+
+    def normed_and_rotated(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        positions: Tensor,
+        dims: int,
+        base: float,
+        factors: Tensor | None = None,
+    ) -> Tensor:
+        """Heads x [rows, heads, n], each normed with weight [n], then rotated by `rope`."""
+        return self.rope(self.rms_norm(x, weight, eps), positions, dims, base, factors)
 
     def attend(
         self, query: Tensor, keys: Tensor, values: Tensor, begins: Sequence[int], ends: Sequence[int], scale: float
@@ -131,6 +160,40 @@ class Reference:
         for j in range(taps - 1):
             total = total + held[j * dilation : j * dilation + len(x)] * weight[:, j]
         return total
+
+    def short_convolution(
+        self, x: Tensor, past: Tensor, weight: Tensor, dilation: int, keep: int
+    ) -> tuple[Tensor, Tensor]:
+        """silu of `causal_conv`, [rows, channels], and the past behind each of the last `keep` rows.
+
+        The pasts are [kept, (taps-1)*dilation, channels], of memory of their own; of all rows if there are fewer.
+        """
+        convolved = self.silu(self.causal_conv(x, past, weight, dilation))
+        held, kept = torch.cat((past, x)), min(keep, len(x))
+        firsts = range(len(x) - kept + 1, len(x) + 1)
+        return convolved, torch.stack([held[first : first + len(past)] for first in firsts])
+
+    def delta_attention(
+        self, state: Tensor, mixed: Tensor, decay: Tensor, beta: Tensor, key_heads: int, eps: float, keep: int
+    ) -> tuple[Tensor, Tensor]:
+        """`delta_rule` of what a convolution gives: rows `mixed`, first queries, then keys, then values.
+
+        Queries and keys [key_heads, dk] are normed by `l2_norm`, queries then divided by the root of dk; value head h
+        takes those of head h mod key_heads. `beta` [rows, heads] goes through sigmoid.
+        """
+        rows, (heads, dk, dv) = len(mixed), state.shape
+        width = key_heads * dk
+        query, key = (mixed[:, i * width : (i + 1) * width].reshape(rows, key_heads, dk) for i in (0, 1))
+        copies = (1, heads // key_heads, 1)
+        return self.delta_rule(
+            state,
+            self.l2_norm(query, eps).repeat(copies) * inverse_sqrt(dk),
+            self.l2_norm(key, eps).repeat(copies),
+            mixed[:, 2 * width :].reshape(rows, heads, dv),
+            decay,
+            self.sigmoid(beta),
+            keep,
+        )
 
     def delta_rule(
         self, state: Tensor, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, keep: int
@@ -167,6 +230,18 @@ def _delta_step(
     missed = beta[:, None] * (value - torch.bmm(key[:, None], state)[:, 0])
     state = state + key[..., None] * missed[:, None]
     return state, torch.bmm(query[:, None], state)[:, 0]
+
+
+def frequencies(dims: int, width: int, base: float, factors: Tensor | None) -> Tensor:
+    """By how much each of the pairs of `dims` rotated values of `width` turns from position to position: [dims/2].
+
+    In float64. ValueError unless `dims` is even and no more than `width`.
+    """
+    if dims % 2 or dims > width:
+        raise ValueError(f"{dims} of {width} values cannot be rotated in pairs")
+    device = None if factors is None else factors.device
+    turns: Tensor = base ** (-2.0 * torch.arange(dims // 2, dtype=torch.float64, device=device) / dims)
+    return turns if factors is None else turns / factors[: dims // 2].double()
 
 
 def top(scores: Tensor, count: int) -> list[int]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 
 class Weight(Protocol):
-    """A matrix [out, in], or several of one shape [experts, out, in]."""
+    """A matrix [out, in], or several of one shape [experts, out, in].
+
+    `kept` is what a form of the operations keeps about it, None at first.
+    """
+
+    kept: Any
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -31,6 +36,10 @@ class Weight(Protocol):
 
         Decoding all of a packed matrix at once may be too much.
         """
+        ...
+
+    def decoded(self) -> Tensor:
+        """All of it as float32 [..., out, in]: for types that a form of the operations does not know."""
         ...
 
     def __getitem__(self, index: int) -> Weight:

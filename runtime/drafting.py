@@ -17,6 +17,8 @@ from nextn.runtime.session import Session, rows_of
 
 # A probability is one among so many candidates.
 CANDIDATES = 10
+# llama.cpp drafts on behind what may still be said. That shows in its rounds and changes no count, so it ends here.
+DRAFTED_ANYWAY = 16
 
 
 @dataclass(frozen=True)
@@ -51,20 +53,22 @@ class Drafter:
 
     def __init__(self, heads: Heads, options: Options) -> None:
         self.heads = heads
-        self.p_min = options.p_min
+        self.p_min, self.n_min = options.p_min, options.n_min
         self.chained = heads.count > 1
         capped = self.chained and not options.reuse_last_head
         # Tokens of a draft at most.
         self.longest = min(options.n_max, heads.count) if capped else options.n_max
 
-    def drafts(self, sessions: Sequence[Session]) -> list[Draft]:
+    def drafts(self, sessions: Sequence[Session], rooms: Sequence[int] = ()) -> list[Draft]:
         """A draft for each of the sessions, all of them in the same steps; their states count no row of it.
 
+        `rooms` are the tokens of a draft that can be verified: of what is longer, no more is drafted than can matter.
         VerdictError when a head's logits are not numbers.
         """
+        most = [max(room, self.n_min, DRAFTED_ANYWAY) for room in rooms or [self.longest] * len(sessions)]
         growing = [_Growing(session) for session in sessions]
         for step in range(self.longest):
-            active = [each for each in growing if not each.ended]
+            active = [each for each, end in zip(growing, most, strict=True) if not each.ended and step < end]
             if not active:
                 break
             head = min(step, self.heads.count - 1)

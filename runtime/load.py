@@ -2,39 +2,71 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from importlib import import_module
+from math import prod
 from pathlib import Path
 
 import torch
 
 from nextn.gguf_schema.architecture import Role
-from nextn.gguf_schema.errors import InputError, UsageError, VerdictError
+from nextn.gguf_schema.errors import InputError, UsageError, VerdictError, counted
 from nextn.gguf_schema.layouts import layout_of, naming_of
 from nextn.gguf_schema.nextn_generic import head_blocks, role_of
+from nextn.gguf_schema.reading import ARCHITECTURES, read_hyperparameters
 from nextn.gguf_schema.shards import GGUFFile, open_gguf
+from nextn.kernels.operations import DEFAULT, Operations, operations
 from nextn.runtime.model import Heads, Trunk
 from nextn.runtime.weights import Weights
+from nextn.validators.examine import examine_contents
 from nextn.validators.findings import Findings, Severity
 from nextn.validators.pair import examine_pair
 
 MODULES = {"step35": "step35", "qwen4exp": "qwen4exp", "glm5-next": "glm5_next"}
+# Errors that are none here: what only llama.cpp stumbles over, and what is told when it is asked for.
+NOT_MINDED = frozenset(
+    {
+        "context-length",
+        "head-probe-missing",
+        "ngram-keys-in-head",
+        "shared-marker",
+        "tensor-missing",
+        "tensor-type",
+        "tensor-unexpected",
+        "tokenizer-missing",
+        "tokenizer-unknown",
+        "trunk-probe-missing",
+        "vocabulary-text",
+    }
+)
+TOKENIZER = "tokenizer."
+INTERPRETED = "TRITON_INTERPRET"
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A trunk, and the heads that draft for it; `unused` are tensors of their files that nothing reads."""
+    """A trunk, and the heads that draft for it; `unused` are tensors of their files that nothing reads.
+
+    `weights` are those of the trunk and of the heads: the same when one file has both.
+    """
 
     trunk: Trunk
     heads: Heads | None
     file: GGUFFile
+    weights: tuple[Weights, Weights]
     unused: tuple[str, ...] = ()
 
 
 def use_threads(count: int) -> None:
     """Compute with so many threads; matrices of tiny models are done before a second one has woken up."""
     torch.set_num_threads(count)
+    with suppress(ModuleNotFoundError):
+        import numba
+
+        numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
 
 
 def load_pair(
@@ -45,12 +77,15 @@ def load_pair(
     device: str = "cpu",
     drafting: bool = True,
     flat: bool = False,
+    kernels: str | None = None,
 ) -> Pair:
     """The model of a file, with the heads of `draft`, or its own; without `drafting` none.
 
-    `flat` norms the hidden row that a qwen4exp head takes over all its streams at once. Raises VerdictError for a head
-    that is given as a model, and for a pair that does not fit; InputError for files that cannot be read, architectures
-    and devices that the runtime does not have, and missing weights: none is ever taken for zeros.
+    `flat` norms the hidden row that a qwen4exp head takes over all its streams at once; `kernels` are the form of the
+    operations, by default the fast one of the device. Raises VerdictError for a head
+    that is given as a model, for keys and shapes that nothing can be computed with, and for a pair that does not fit;
+    InputError for files that cannot be read, architectures and devices that the runtime does not have, and missing
+    weights: none is ever taken for zeros.
     """
     _check_device(device)
     file = open_gguf(model)
@@ -58,23 +93,38 @@ def load_pair(
     if not role.has_trunk:
         message = f"is {role}: this is a draft head; give its trunk"
         raise VerdictError("draft-head", message, subject=str(model), remedy=f"nextn generate -m TRUNK -d {model}")
-    weights = Weights(file, DTYPES[dtype], device)
+    file = _checked_contents(file, role)
+    ops = _operations(kernels or DEFAULT[device], device, DTYPES[dtype])
+    weights = Weights(file, DTYPES[dtype], device, ops=ops)
     module = import_module(f"nextn.runtime.models.{MODULES[file.contents.architecture]}")
     trunk: Trunk = module.Trunk(weights)
     if not drafting or (draft is None and not role.has_head):
-        return Pair(trunk, None, file, _unused(weights, trunk_only=True))
+        return Pair(trunk, None, file, (weights, weights), _unused(weights, trunk_only=True))
     head_weights = weights
     if draft is not None:
-        head_file = open_gguf(draft)
-        _check_pair(file, head_file)
-        head_weights = Weights(head_file, DTYPES[dtype], device, lender=weights)
+        head_file = _checked_head(file, open_gguf(draft))
+        head_weights = Weights(head_file, DTYPES[dtype], device, lender=weights, ops=ops)
     if flat and file.contents.architecture != "qwen4exp":
         message = f"has no streams that could be normed together: it is of {file.contents.architecture}"
         raise UsageError("no-streams", message, subject=str(model), remedy="leave --hnorm out")
     heads: Heads = module.Heads(head_weights, **({"hnorm": "flat"} if flat else {}))
     if draft is None:
-        return Pair(trunk, heads, file, _unused(weights))
-    return Pair(trunk, heads, file, _unused(weights, trunk_only=True) + _unused(head_weights, heads_only=True))
+        return Pair(trunk, heads, file, (weights, weights), _unused(weights))
+    unused = _unused(weights, trunk_only=True) + _unused(head_weights, heads_only=True)
+    return Pair(trunk, heads, file, (weights, head_weights), unused)
+
+
+def _operations(kernels: str, device: str, dtype: torch.dtype) -> Operations:
+    # Triton's interpreter takes tensors of the CPU: for tests.
+    if kernels not in ("reference", DEFAULT[device]) and not (kernels == "triton" and os.environ.get(INTERPRETED)):
+        remedy = f"leave --kernels out, or give {DEFAULT[device]} or reference"
+        raise UsageError("kernels-device", f"do not compute on {device}", subject=f"{kernels} kernels", remedy=remedy)
+    try:
+        return operations(kernels, dtype)
+    except ModuleNotFoundError as error:
+        message = f"need {error.name}, which is not installed"
+        remedy = "pip install 'nextn[runtime]', or compute with --kernels reference"
+        raise InputError("kernels-missing", message, subject=f"{kernels} kernels", remedy=remedy) from error
 
 
 def _check_device(device: str) -> None:
@@ -108,11 +158,42 @@ def _checked_role(file: GGUFFile) -> Role:
     return role
 
 
-def _check_pair(trunk: GGUFFile, head: GGUFFile) -> None:
-    """Raise VerdictError with the validator's errors about the pair."""
+def _checked_contents(file: GGUFFile, role: Role) -> GGUFFile:
+    """The file, its tensors of the dimensions that the tables have: ones may be left out or added in a file.
+
+    VerdictError with the validator's errors about it, before anything is computed by its keys.
+    """
+    contents = file.contents
+    errors = [
+        finding
+        for finding in examine_contents(contents).findings
+        if finding.severity is Severity.ERROR
+        and finding.rule not in NOT_MINDED
+        # Prompts of token ids do without a tokenizer, unless it has other ids than the model.
+        and (finding.rule == "vocabulary-size" or not finding.subject.startswith(TOKENIZER))
+    ]
+    if errors:
+        first, *others = errors
+        more = f"; and {counted(len(others), 'more error')}" if others else ""
+        remedy = f"{first.remedy}; nextn validate {contents.name} says all" if others else first.remedy
+        raise VerdictError(first.rule, f"{first.subject} {first.message}{more}", subject=contents.name, remedy=remedy)
+    architecture = ARCHITECTURES[contents.architecture]
+    wanted = architecture.tensors_of(read_hyperparameters(architecture, contents)[0], role)
+    held = contents.tensors
+    # What else differs was judged by what tensors show where keys are in doubt: as the size of the vocabulary.
+    shaped = {
+        each.name: replace(held[each.name], ne=each.ne)
+        for each in wanted
+        if each.name in held and held[each.name].ne != each.ne and held[each.name].elements == prod(each.ne)
+    }
+    return replace(file, contents=replace(contents, tensors={**held, **shaped})) if shaped else file
+
+
+def _checked_head(trunk: GGUFFile, head: GGUFFile) -> GGUFFile:
+    """The head's file; VerdictError with the validator's errors about the pair, and about the file."""
     findings = Findings()
     examine_pair(trunk.contents, head.contents, findings)
     errors = [f"{f.subject} {f.message}" for f in findings if f.severity is Severity.ERROR]
     if errors:
         raise VerdictError("pair-refused", "; ".join(errors), subject=head.contents.name)
-    _checked_role(head)
+    return _checked_contents(head, _checked_role(head))

@@ -138,7 +138,12 @@ class Heads(Protocol):
 
 def embedded(chunks: Sequence[Chunk], gather: Callable[[Sequence[int]], Tensor]) -> Tensor:
     """The embedding rows of all chunks, of tokens by `gather`: [rows, width]."""
-    return torch.cat([gather(c.tokens) if c.embeddings is None else c.embeddings for c in chunks])
+    return joined([gather(c.tokens) if c.embeddings is None else c.embeddings for c in chunks])
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """The rows of several sequences, one behind the other; those of one as they are."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def spans(chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, slice]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nextn.gguf_schema.errors import InputError
+from nextn.gguf_schema.errors import InputError, NextnError
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ def _encoded(path: Path, number: int, text: str, encode: Callable[[str], list[in
         raise
 
 
-def checked(tokens: list[int], vocab_size: int, subject: str) -> tuple[int, ...]:
-    """Token ids that the model has, at least one; else InputError."""
+def checked(tokens: list[int], vocab_size: int, subject: str, error: type[NextnError] = InputError) -> tuple[int, ...]:
+    """Token ids that the model has, at least one; else the error: of a file's content, or of an option."""
     wrong = [token for token in tokens if not 0 <= token < vocab_size]
     if wrong:
-        raise InputError("no-such-token", f"has id {wrong[0]}; ids are 0 to {vocab_size - 1}", subject=subject)
+        raise error("no-such-token", f"has id {wrong[0]}; ids are 0 to {vocab_size - 1}", subject=subject)
     if not tokens:
-        raise InputError("empty-prompt", "is empty, and the model adds no token of its own", subject=subject)
+        raise error("empty-prompt", "is empty, and the model adds no token of its own", subject=subject)
     return tuple(tokens)
 
 

@@ -95,4 +95,6 @@ def _of_tokens(tokens: Sequence[int], most: int) -> Iterator[Segment]:
 def _of_rows(item: EmbeddingRows, most: int) -> Iterator[Segment]:
     for start in range(0, len(item.rows), most):
         part = slice(start, start + most)
-        yield Segment(embeddings=item.rows[part], positions=item.positions[part] if item.positions is not None else None)
+        yield Segment(
+            embeddings=item.rows[part], positions=item.positions[part] if item.positions is not None else None
+        )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -11,11 +12,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from nextn.gguf_schema.architecture import block_of
+from nextn.gguf_schema.contents import Contents
 from nextn.gguf_schema.errors import InputError
+from nextn.gguf_schema.nextn_generic import BLOCK_COUNT, NEXTN_PREDICT_LAYERS, TOKENS, blocks_of
 from nextn.runtime.model import Heads, Trunk
 from nextn.runtime.state import ROLLBACK, State
 
-FORMAT = "nextn session 1"
+FORMAT = "nextn session 2"
+# Keys that tell models of one shape apart, and keys that say what a file holds of a model.
+NAMES = ("general.name", TOKENS)
+OF_FILES = (BLOCK_COUNT, NEXTN_PREDICT_LAYERS)
 
 
 @dataclass
@@ -39,8 +46,8 @@ class Session:
         heads = self.heads.fork() if self.heads else None
         return Session(self.trunk.fork(), heads, self.pending, self.last, list(self.tokens), self.drafting)
 
-    def save(self, path: Path, architecture: str) -> None:
-        """Write it to a file, with the name of the architecture, beside which it means nothing.
+    def save(self, path: Path, trunk: Trunk, heads: Heads | None = None) -> None:
+        """Write it to a file, with what tells the models apart that it is of: beside others it means nothing.
 
         The file is complete or not there. InputError when it cannot be written.
         """
@@ -49,8 +56,10 @@ class Session:
             held |= {f"heads.{name}": tensor for name, tensor in self.heads.tensors().items()}
         held["pending"] = self.pending.contiguous()
         held["tokens"] = torch.tensor(self.tokens, dtype=torch.int64)
-        told = {"format": FORMAT, "architecture": architecture, "last": "" if self.last is None else str(self.last)}
-        told["drafting"] = "yes" if self.drafting else "no"
+        told = {"format": FORMAT, "last": "" if self.last is None else str(self.last)}
+        told |= {"drafting": "yes" if self.drafting else "no", "trunk": identity(trunk.contents, of_heads=False)}
+        if heads is not None:
+            told["heads"] = identity(heads.contents, of_heads=True)
         partial = path.with_name(path.name + ".partial")
         try:
             save_file(_apart(held), partial, told)
@@ -77,13 +86,16 @@ def load_session(path: Path, trunk: Trunk, heads: Heads | None, rollback: int = 
     InputError when it cannot be read, or is of something else. No more rows can be taken back than when it was saved.
     """
     held, told = _read(path)
-    architecture = trunk.contents.architecture
-    if told.get("format") != FORMAT or told.get("architecture") != architecture:
-        message = f"is no session of {architecture}, of this version: {told.get('format')}, {told.get('architecture')}"
-        raise InputError("other-session", message, subject=str(path))
+    if told.get("format") != FORMAT:
+        raise InputError("other-session", f"is no session of this version: {told.get('format')}", subject=str(path))
+    if told.get("trunk") != identity(trunk.contents, of_heads=False):
+        raise InputError("other-session", f"is of another model than {trunk.contents.name}", subject=str(path))
+    remedy = "load it without a draft"
     if heads is not None and "heads.place" not in held:
-        remedy = "load it without a draft"
         raise InputError("other-session", "was saved without draft heads", subject=str(path), remedy=remedy)
+    if heads is not None and told.get("heads") != identity(heads.contents, of_heads=True):
+        message = f"is of other draft heads than {heads.contents.name}"
+        raise InputError("other-session", message, subject=str(path), remedy=remedy)
     session = open_session(trunk, heads, rollback)
     try:
         for state, prefix in ((session.trunk, "trunk."), (session.heads, "heads.")):
@@ -95,6 +107,30 @@ def load_session(path: Path, trunk: Trunk, heads: Heads | None, rollback: int = 
     except ValueError as error:
         raise InputError("other-session", f"does not fit the model: {error}", subject=str(path)) from error
     return session
+
+
+def identity(contents: Contents, *, of_heads: bool) -> str:
+    """What tells a trunk, or the heads, from others of the same shapes: a hash of names, keys, and its tensors' types.
+
+    It is the same for a combined file and the files that are cut from it; data is not read.
+    """
+    return sha256("\n".join(_identifying(contents, of_heads)).encode(errors="surrogatepass")).hexdigest()
+
+
+def _identifying(contents: Contents, of_heads: bool) -> Iterator[str]:
+    trunk_blocks, _ = blocks_of(contents)
+    yield contents.architecture
+    own = f"{contents.architecture}."
+    for key in sorted(key for key in contents.keys if key in NAMES or (key.startswith(own) and not of_heads)):
+        value = contents.keys[key]
+        # Arrays over blocks are longer in a file with heads; what comes of heads alone says nothing of a trunk.
+        items = value.items if key in NAMES else value.items[:trunk_blocks]
+        if key.removeprefix(own) not in OF_FILES:
+            yield f"{key} {value.type_name} {list(items)}"
+    for name in sorted(contents.tensors):
+        block, tensor = block_of(name), contents.tensors[name]
+        if block is not None and (block >= trunk_blocks) is of_heads:
+            yield f"{name} {tensor.type.name} {list(tensor.ne)}"
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -27,6 +27,7 @@ from nextn.runtime.runs import Round, Run
 from nextn.runtime.segments import Item, Segment, check_positions, length_of, segments
 from nextn.runtime.session import Session, load_session, open_session, rows_of, shifted
 
+P = TypeVar("P")
 T = TypeVar("T")
 Heard = Callable[[Run, Session], None]
 
@@ -89,9 +90,10 @@ class Speculator:
         """Tokens of a draft at most."""
         return self.drafter.longest if self.drafter else 0
 
-    def open(self) -> Session:
-        """An empty sequence, which can go back as far as drafts go ahead."""
-        return open_session(self.trunk, self.heads, max(self.longest, 1))
+    def open(self, count: int | None = None) -> Session:
+        """An empty sequence, which can go back as far as drafts go ahead; they do not where `count` tokens end it."""
+        longest = self.longest if count is None else min(self.longest, count)
+        return open_session(self.trunk, self.heads, max(longest, 1))
 
     def load(self, path: Path) -> Session:
         """A sequence that was saved; InputError when it is none of this model."""
@@ -104,7 +106,7 @@ class Speculator:
 
         Raises InputError for a prompt without rows, and for one that the context has no room behind.
         """
-        sessions = [self.open() for _ in prompts]
+        sessions = [self.open(count) for _ in prompts]
         runs = [
             Run(name, length_of(prompt)) for name, prompt in zip(names or [""] * len(prompts), prompts, strict=True)
         ]
@@ -183,9 +185,13 @@ class Speculator:
         able = [task for task in tasks if task.room > 1 and self._in_step(task.session)]
         if self.drafter is not None and able:
             drafter = self.drafter
-            drafts = self._tried([task.run for task in able], lambda: drafter.drafts([task.session for task in able]))
-            for task, draft in zip(able, drafts or (), strict=drafts is not None):
-                if len(draft.tokens) >= self.options.n_min:
+
+            def drafted(tasks: Sequence[_Task]) -> list[Draft]:
+                return drafter.drafts([task.session for task in tasks], [task.room - 1 for task in tasks])
+
+            drafts = self._tried(able, [task.run for task in able], drafted)
+            for task, draft in zip(able, drafts, strict=True):
+                if draft is not None and len(draft.tokens) >= self.options.n_min:
                     made[id(task)] = draft
         return [made[id(task)] for task in tasks]
 
@@ -210,29 +216,43 @@ class Speculator:
         """Give the heads true rows with the trunk's hidden rows; sessions whose heads fail here draft no more."""
         if self.heads is None:
             return
-        heads, chunks, failing = self.heads, [], []
+        heads, chunks, behind = self.heads, [], []
         for (session, part), rows, run in zip(parts, hidden, runs, strict=True):
             # The trunk is ahead by these rows already.
             if session.drafting and session.heads and session.heads.length == session.trunk.length - len(part):
                 chunks.append(part.chunk(session.heads, shifted(session, rows)))
-                failing.append((session, run))
-        runs = [run for _, run in failing]
-        if chunks and self._tried(runs, lambda: _done(heads.catch_up, chunks), "; no draft from here on") is None:
-            for session, _ in failing:
-                session.drafting = False
+                behind.append((session, run))
 
-    def _tried(self, runs: Sequence[Run], work: Callable[[], T], then: str = "") -> T | None:
-        """The result of what heads do; None after an error, which is counted in each of the runs."""
+        def caught_up(chunks: Sequence[Chunk]) -> list[bool]:
+            heads.catch_up(chunks)
+            return [True] * len(chunks)
+
+        done = self._tried(chunks, [run for _, run in behind], caught_up, "; no draft from here on") if chunks else []
+        for (session, _), fine in zip(behind, done, strict=True):
+            session.drafting = fine is not None
+
+    def _tried(
+        self, parts: Sequence[P], runs: Sequence[Run], work: Callable[[Sequence[P]], list[T]], then: str = ""
+    ) -> list[T | None]:
+        """What heads make of the parts of several runs; None after an error, which is counted.
+
+        When they fail at all parts together, each is tried alone, so that one sequence does not stop the others.
+        """
         try:
-            return work()
+            return [*work(parts)]
         except Exception as error:
-            told = f"{type(error).__name__}: {error}{then}"
+            told = f"{type(error).__name__}: {error}"
             if self.options.strict:
                 remedy = "without --strict-draft the text goes on, and errors of heads are counted"
-                raise VerdictError("draft-error", f"a head failed: {told}", remedy=remedy) from error
+                raise VerdictError("draft-error", f"a head failed: {told}{then}", remedy=remedy) from error
+        if len(runs) == 1:
+            runs[0].draft_errors.append(told + then)
+            return [None]
+        alone = [self._tried([part], [run], work, then)[0] for part, run in zip(parts, runs, strict=True)]
+        if None not in alone:
             for run in runs:
                 run.draft_errors.append(told)
-            return None
+        return alone
 
     def _check_length(self, session: Session, prompt: Sequence[Item]) -> None:
         rows, context = len(session.tokens) + length_of(prompt), self.options.context
@@ -253,11 +273,6 @@ def accepted(chosen: Sequence[int], draft: Sequence[int], ends: Collection[int])
         if place == len(draft) or token != draft[place] or (token in ends and place < len(draft) - 1):
             break
     return said
-
-
-def _done(work: Callable[[list[Chunk]], None], chunks: list[Chunk]) -> bool:
-    work(chunks)
-    return True
 
 
 def _last(session: Session) -> int:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +41,7 @@ class Matrix:
         self._data = data  # bytes [..., out, row bytes]
         self._dtype = dtype
         self._decoded: Tensor | None = None
+        self.kept: Any = None
 
     def __getitem__(self, index: int) -> Matrix:
         """The matrix at a place of the first dimension, for example an expert's.
@@ -73,6 +75,10 @@ class Matrix:
             return data.view(plain).to(self._dtype)
         values = dequantized(self._type, data.cpu().numpy())
         return torch.from_numpy(values).to(data.device, self._dtype)
+
+    def decoded(self) -> Tensor:
+        """All of it as float32."""
+        return self._decode(self._data).float().contiguous()
 
     def blocks(self) -> Iterator[Tensor]:
         """The rows of a matrix [out, in], in blocks that are always the same: all of it when that is small."""

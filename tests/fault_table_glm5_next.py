@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from faults import (
     CRASH,
+    HANGS,
     NO_HEAD,
     OK,
     REFUSES,
@@ -158,6 +159,10 @@ for value in (NAN, 0.0, 5.0, INF):
 for number in (0, 2**31):
     add(COMBINED, f"{number} steps of mixing", NO_MIXING, OK,
         keys={"hyper_connection.sinkhorn_iterations": u32(number)})  # fmt: skip
+add(COMBINED, "2147483647 steps of mixing", Expect(HANGS), OK,
+    keys={"hyper_connection.sinkhorn_iterations": u32(2**31 - 1)})  # fmt: skip
+add(COMBINED, "fewer than no heads of a latent", Expect(REFUSES, "failed to allocate buffer"), OK,
+    keys={HEADS_KV: entry(3, -1)})  # fmt: skip
 for value in (NAN, INF):
     add(COMBINED, f"epsilon of mixing {value}", SILENT, OK, keys={"hyper_connection.epsilon": f32(value)})
 add(COMBINED, "key_length 65", OTHER_WIDTH, keys={"attention.key_length": u32(65)})

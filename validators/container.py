@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nextn.gguf_schema.container import MAX_TENSOR_NAME, Header, read_header
-from nextn.gguf_schema.contents import DEFAULT_ALIGNMENT, ByteSource, LocalFile
+from nextn.gguf_schema.contents import DEFAULT_ALIGNMENT, ByteSource
 from nextn.gguf_schema.errors import InputError, counted, listed
 from nextn.gguf_schema.placement import layout_problems, order_problems
 from nextn.gguf_schema.shards import (
@@ -18,11 +18,10 @@ from nextn.gguf_schema.shards import (
     SPLIT_COUNT,
     SPLIT_NO,
     SPLIT_TENSORS_COUNT,
+    FileSet,
     GGUFFile,
     join_shards,
-    missing_shards,
-    shard_names,
-    shards_there,
+    local_set,
 )
 from nextn.gguf_schema.types import ValueType
 from nextn.validators.findings import Finding, Findings, Severity
@@ -104,15 +103,10 @@ class Container:
     stop: Stop | None
 
 
-def examine_container(path: Path) -> Container:
-    """The model that `path` belongs to, as far as it can be read; InputError when a header cannot be read."""
-    names = shard_names(path)
-    there = shards_there(path, names)
-    if path not in there:
-        there = [path]  # Who opens it says why it cannot be read.
-    folder = str(path).removesuffix(path.name)
-    paths = [folder + name for name in names]
-    return examine_sources([LocalFile(shard) for shard in there], paths, missing_shards(path, names, there))
+def examine_container(place: Path | FileSet) -> Container:
+    """The model that a path belongs to, or a set of files; InputError when a header cannot be read."""
+    files = place if isinstance(place, FileSet) else local_set(place)
+    return examine_sources(files.sources, files.paths, files.missing)
 
 
 def examine_sources(

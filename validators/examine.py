@@ -10,6 +10,7 @@ from nextn.gguf_schema.errors import InputError
 from nextn.gguf_schema.layouts import UPSTREAM, Layout, layout_of, naming_of, upstream_view
 from nextn.gguf_schema.nextn_generic import EMBEDDING, TARGET_EMBEDDING_SHA256, declared, flags_of
 from nextn.gguf_schema.reading import ARCHITECTURES
+from nextn.gguf_schema.shards import FileSet
 from nextn.validators.container import examine_container
 from nextn.validators.estimate import LONGEST_DRAFT, Estimate, estimate, examine_context
 from nextn.validators.findings import Finding, Findings, Severity, folded
@@ -135,8 +136,8 @@ class Report:
 
 
 def examine(
-    path: Path,
-    draft: Path | None = None,
+    place: Path | FileSet,
+    draft: Path | FileSet | None = None,
     *,
     role: Role | None = None,
     runtime: str | None = None,
@@ -144,12 +145,12 @@ def examine(
     strict: bool = False,
     memory: Memory | None = None,
 ) -> Report:
-    """Examine the file or set of shards at `path`, and with it the head in `draft`.
+    """Examine the file or set of shards at a path, or a set of files wherever it is, and with it the head in `draft`.
 
     `role` is asserted of the model; `runtime` limits the forecast to one build, whose refusal is an error; `deep` reads
     all data. InputError for a file whose header cannot be read, UsageError for an unknown runtime.
     """
-    model, *drafts = (_examine_file(each, deep=deep) for each in (path, *([draft] if draft else ())))
+    model, *drafts = (_examine_file(each, deep=deep) for each in (place, *([draft] if draft else ())))
     report = judge(model, drafts[0] if drafts else None, role=role, runtime=runtime, strict=strict, memory=memory)
     return _compare_target(report) if deep else report
 
@@ -219,13 +220,14 @@ def judge(
     )
 
 
-def _examine_file(path: Path, *, deep: bool) -> Examined:
-    container = examine_container(path)
+def _examine_file(place: Path | FileSet, *, deep: bool) -> Examined:
+    container = examine_container(place)
+    name = place.name if isinstance(place, FileSet) else str(place)
     file, findings = container.file, container.findings
     files = tuple((header.source.name, header.source.size) for header in file.headers)
     if not container.whole:
         examine_architecture(file.contents, findings)
-        named = with_names(findings, {"FILE": str(path)})
+        named = with_names(findings, {"FILE": name})
         return Examined(files, file.contents, None, None, named, whole=False, stop=container.stop)
     examined = replace(examine_contents(file.contents, findings, files), stop=container.stop)
     payload = Findings(examined.findings)
@@ -240,7 +242,7 @@ def _examine_file(path: Path, *, deep: bool) -> Examined:
         _assert_unchanged(file)
     else:
         examine_small(file, payload)
-    return replace(examined, findings=with_names(payload, {"FILE": str(path)}), file=file)
+    return replace(examined, findings=with_names(payload, {"FILE": name}), file=file)
 
 
 def _assert_unchanged(file: GGUFFile) -> None:

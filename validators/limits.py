@@ -28,6 +28,8 @@ Test = Callable[[Any, Any], bool]
 
 INT32_END = 2**31
 LARGEST_EPSILON = 0.1
+# Real models balance their streams 20 times.
+MOST_ITERATIONS = 1000
 # LLAMA_EXPERT_GATING_FUNC_TYPE_*: none, softmax, sigmoid, softmax of the weights, sqrt of softplus.
 GATING_FUNCTIONS, SIGMOID = 5, 2
 
@@ -198,6 +200,10 @@ LIMITS: tuple[Limit, ...] = (
     # glm5-next
     Limit("hyper_connection.sinkhorn_iterations", no_count, "at least 1, and less than 2^31", ABORTS,
           asserts("n_iter > 0"), TRUNK, GLM5_NEXT),
+    Limit("hyper_connection.sinkhorn_iterations", lambda x, _: x > MOST_ITERATIONS, f"at most {MOST_ITERATIONS}", HANGS,
+          "no token comes: streams are balanced so many times", TRUNK, GLM5_NEXT),
+    Limit("attention.head_count_kv", negative, "0 for linear and 1 for latent attention", REFUSES,
+          "failed to allocate buffer", MLA, GLM5_NEXT),
     Limit("attention.head_count_kv", lambda x, _: x > 1, "0 for linear and 1 for latent attention", ABORTS,
           asserts("a->ne[0] == b->ne[0]"), MLA, GLM5_NEXT),
     Limit(KEY, lambda x, h: x == 0 and h.attention_kv_lora_rank > 0, f"what {LATENT} is", REFUSES,

@@ -261,6 +261,12 @@ def _examine_experts(contents: Contents, findings: Findings) -> None:
     if experts and groups >= experts:
         message = f"is {groups}, not fewer than the {experts} experts: llama.cpp b11549 aborts"
         findings.error("expert-count", f"{prefix}.expert_group_count", message, FROM_SOURCE, HPARAMS)
+    elif experts and groups > 1 and experts % groups:
+        message = f"is {groups}, which {experts} experts cannot be divided by: llama.cpp b11549 aborts"
+        findings.error("expert-count", f"{prefix}.expert_group_count", message, FROM_SOURCE, HPARAMS)
+    elif experts and groups > 1 and not 0 < _number(contents.get("expert_group_used_count")) < groups:
+        message = f"is not between 0 and the {groups} groups of experts: llama.cpp b11549 aborts"
+        findings.error("expert-count", f"{prefix}.expert_group_used_count", message, FROM_SOURCE, HPARAMS)
 
 
 def _number(value: Value | None) -> int:

@@ -19,7 +19,7 @@ from nextn.gguf_schema.shards import GGUFFile
 from nextn.validators.findings import Findings
 from nextn.validators.wording import VALUES
 
-_LARGEST = 1 << 16  # bytes
+SMALL_BYTES = 1 << 16
 _TYPES = frozenset({"F32", "F16", "BF16"})
 
 # Architectures whose checkpoints store w where the model multiplies by 1 + w: the converter adds the 1 to every norm
@@ -89,7 +89,7 @@ def _values(file: GGUFFile, tensor: TensorInfo) -> Sequence[float] | None:
     """The values of a small tensor whose data is there and not in blocks."""
     source, offset, nbytes = file.tensor_bytes(tensor.name)
     sound = nbytes == tensor.type.tensor_bytes(tensor.ne) and offset + nbytes <= source.size
-    if tensor.type.name not in _TYPES or not sound or not 0 < nbytes <= _LARGEST:
+    if tensor.type.name not in _TYPES or not sound or not 0 < nbytes <= SMALL_BYTES:
         return None
     raw = source.read(offset, nbytes)
     if tensor.type.name == "F16":

@@ -207,7 +207,7 @@ def qwen_ngrams(contents: Contents, h: Any, report: RoleReport, findings: Findin
             findings.error("key-missing", _key(contents, name), message, AGAIN, QWEN4EXP)
     _ngram_layer(contents, h, layers, report, findings)
     if len(there) == len(NGRAM_KEYS):
-        _ngram_ranges(contents, h, table.ne[-1] if table and table.ne else None, findings)
+        _ngram_ranges(contents, h, table.ne[1] if table and len(table.ne) > 1 else None, findings)
 
 
 def _ngram_layer(contents: Contents, h: Any, layers: tuple[int, ...], report: RoleReport, findings: Findings) -> None:

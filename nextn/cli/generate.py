@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from nextn.cli.computing import computing_options
 from nextn.cli.options import SomePath
 from nextn.cli.report import Report, report_options
 from nextn.gguf_schema.errors import InputError, UsageError, counted, listed
@@ -64,13 +66,14 @@ def ids(_: click.Context, __: click.Parameter, value: str | None) -> list[int] |
 @click.option(
     "--ubatch", type=click.IntRange(1), default=512, show_default=True, help="Rows of a prompt in one forward."
 )
+@computing_options
 @click.option(
-    "--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True, help="Where to compute."
+    "--dtype",
+    type=click.Choice(("float32", "float64", "bfloat16")),
+    default="float32",
+    show_default=True,
+    help="Type of all values; in bfloat16 they are rough, and nothing is compared with others.",
 )
-@click.option(
-    "--kernels", type=click.Choice(("reference",)), default="reference", help="Which forms of the operations."
-)
-@click.option("--dtype", type=click.Choice(("float32", "float64")), default="float32", help="Type of all values.")
 @report_options
 def command(model: Path, draft: Path | None, count: int, **asked: Any) -> None:
     """Generate text greedily on the reference runtime.
@@ -85,7 +88,7 @@ def command(model: Path, draft: Path | None, count: int, **asked: Any) -> None:
     if len(prompts) == 1 and text is not None and not asked["as_json"] and sys.stdout.isatty():
         stream = Stream(text, lambda part: click.echo(part, nl=False))
     speculator = _speculator(pair, asked, stream)
-    for told in _warnings(pair, speculator, asked):
+    for told in [*_warnings(pair, speculator, asked), *_beyond(pair, prompts, count)]:
         report.note(told)
     ends = {*(text.ends if text else ()), *(asked["stop"] or ())}
     runs = speculator.generate([prompt.tokens for prompt in prompts], count, ends, [prompt.name for prompt in prompts])
@@ -105,6 +108,8 @@ def _check(asked: dict[str, Any]) -> None:
     if asked["n_min"] > asked["n_max"] > 0:
         message = f"is {asked['n_min']}, more than --n-max {asked['n_max']}: no draft would ever be used"
         raise UsageError("n-min", message, subject="--n-min")
+    if math.isnan(asked["p_min"]):
+        raise UsageError("p-min", "is no number", subject="--p-min", remedy="give a probability: 0 to 1")
 
 
 def _loaded(model: Path, draft: Path | None, asked: dict[str, Any]) -> Pair:
@@ -121,6 +126,7 @@ def _loaded(model: Path, draft: Path | None, asked: dict[str, Any]) -> Pair:
         device=asked["device"],
         drafting=asked["n_max"] > 0,
         flat=asked["hnorm"] == "flat",
+        kernels=asked["kernels"],
     )
 
 
@@ -159,6 +165,16 @@ def _warnings(pair: Pair, speculator: Speculator, asked: dict[str, Any]) -> list
     return found
 
 
+def _beyond(pair: Pair, prompts: Sequence[Prompt], count: int) -> list[str]:
+    """That a sequence may grow longer than the model was made for; it is continued all the same."""
+    context = pair.trunk.contents.get("context_length")
+    longest = max(len(prompt.tokens) for prompt in prompts)
+    if context is None or not isinstance(context.value, int) or longest + count <= context.value:
+        return []
+    rows = f"{counted(longest, 'token')} of a prompt and {count} more"
+    return [f"{rows} go beyond the context of {context.value} that the file declares (context_length)"]
+
+
 def _prompts(pair: Pair, asked: dict[str, Any]) -> tuple[Text | None, list[Prompt]]:
     """The vocabulary, if the file has one that can be read, and the prompts; those of token ids can do without."""
     from nextn.runtime.prompts import Prompt, checked, read_prompts
@@ -177,10 +193,10 @@ def _prompts(pair: Pair, asked: dict[str, Any]) -> tuple[Text | None, list[Promp
         return text.encode(prompt)
 
     size = pair.trunk.vocab_size
-    if asked["tokens"] is not None:
-        return text, [Prompt("", checked(asked["tokens"], size, "--tokens"))]
-    if asked["prompt"] is not None:
-        return text, [Prompt("", checked(encode(asked["prompt"]), size, "-p"))]
+    for option, tokens in (("--tokens", asked["tokens"]), ("-p", asked["prompt"])):
+        if tokens is not None:
+            given = encode(tokens) if isinstance(tokens, str) else tokens
+            return text, [Prompt("", checked(given, size, option, UsageError))]
     return text, read_prompts(asked["prompts"], encode, size)
 
 

@@ -17,7 +17,7 @@ from nextn.gguf_schema.contents import Contents
 from nextn.gguf_schema.errors import InputError, UsageError
 from nextn.gguf_schema.glm5_next import GLM5_NEXT, Glm5Next
 from nextn.kernels.reference import mean_of
-from nextn.runtime.model import Chunk, embedded, hyperparameters
+from nextn.runtime.model import Chunk, embedded, hyperparameters, joined
 from nextn.runtime.models.glm5_next_attention import LatentAttention, Selection
 from nextn.runtime.models.glm5_next_feed_forward import Dense, Experts
 from nextn.runtime.models.glm5_next_recurrent import DeltaAttention
@@ -142,20 +142,17 @@ class Heads:
         if len(hidden) < len(chunks):
             raise UsageError("hidden", "a head wants a hidden row beside each token")
         e = self._ops.rms_norm(_embedded(chunks, self._embedding.gather, self.dtype), self._embedding_norm, self._eps)
-        h = self._ops.rms_norm(torch.cat(hidden), self._hidden_norm, self._eps)
+        h = self._ops.rms_norm(joined(hidden), self._hidden_norm, self._eps)
         return self._ops.linear(torch.cat((e, h), dim=1), self._joining)
 
 
 class _Block:
-    """A block of the trunk: attention, then a feed-forward network, each behind a hyper-connection and a norm."""
+    """A block of the trunk: attention, then a feed-forward network, each within a hyper-connection."""
 
     def __init__(self, weights: Weights, h: Glm5Next, i: int) -> None:
-        self._ops, self._eps = weights.ops, h.attention_layer_norm_rms_epsilon
-        self._attention_streams = _Connection(weights, h, f"blk.{i}.hc_attn")
-        self._attention_norm = weights.vector(f"blk.{i}.attn_norm.weight")
+        self._attention_streams = _Connection(weights, h, f"blk.{i}.hc_attn", f"blk.{i}.attn_norm.weight")
         self.attention = DeltaAttention(weights, h, i) if h.is_kda(i) else LatentAttention(weights, h, i)
-        self._feed_forward_streams = _Connection(weights, h, f"blk.{i}.hc_ffn")
-        self._feed_forward_norm = weights.vector(f"blk.{i}.ffn_norm.weight")
+        self._feed_forward_streams = _Connection(weights, h, f"blk.{i}.hc_ffn", f"blk.{i}.ffn_norm.weight")
         self._feed_forward = _feed_forward(weights, h, i)
 
     def __call__(
@@ -163,7 +160,6 @@ class _Block:
     ) -> tuple[Tensor, Selection | None]:
         """New streams [rows, streams, H], and what an indexer chose last."""
         x, write = self._attention_streams(streams)
-        x = self._ops.rms_norm(x, self._attention_norm, self._eps)
         if isinstance(self.attention, LatentAttention):
             self.attention.write(x, chunks)
             x, selection = self.attention(x, chunks, selection)
@@ -171,27 +167,29 @@ class _Block:
             x = self.attention(x, chunks)
         streams = write(x)
         x, write = self._feed_forward_streams(streams)
-        return write(self._feed_forward(self._ops.rms_norm(x, self._feed_forward_norm, self._eps))), selection
+        return write(self._feed_forward(x)), selection
 
 
 class _Connection:
-    """A manifold-constrained hyper-connection: what a layer reads of the residual streams and writes to them."""
+    """A manifold-constrained hyper-connection: what a layer reads of the streams, normed, and writes to them."""
 
-    def __init__(self, weights: Weights, h: Glm5Next, name: str) -> None:
+    def __init__(self, weights: Weights, h: Glm5Next, name: str, norm: str) -> None:
         self._ops = weights.ops
         self._eps, self._mixing_eps = h.attention_layer_norm_rms_epsilon, h.hyper_connection_epsilon
         self._iterations = h.hyper_connection_sinkhorn_iterations
         self._mixing = weights.matrix(f"{name}_fn.weight")  # [(2 + streams) streams, streams H]
         self._base = weights.vector(f"{name}_base.weight")
         self._scale = weights.vector(f"{name}_scale.weight")
+        self._norm = weights.vector(norm)
 
     def __call__(self, streams: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """The layer's input [rows, H] from streams [rows, streams, H], and what makes streams of its output."""
-        mixed = self._ops.linear(self._ops.rms_norm(streams.reshape(len(streams), -1), None, self._eps), self._mixing)
+        mixed = self._ops.linear(self._ops.rms_norm(streams.flatten(1), None, self._eps), self._mixing)
         reads, writes, passes = self._ops.stream_weights(
             mixed, self._scale, self._base, self._iterations, self._mixing_eps
         )
-        return self._ops.collapse(streams, reads), lambda y: self._ops.spread(streams, y, writes, passes)
+        x = self._ops.read_streams(streams, reads, self._norm, self._eps)
+        return x, lambda y: self._ops.spread(streams, y, writes, passes)
 
 
 def _feed_forward(weights: Weights, h: Glm5Next, i: int) -> Dense | Experts:

@@ -15,7 +15,7 @@ from torch import Tensor
 from nextn.gguf_schema.glm5_next import Glm5Next
 from nextn.kernels.glm5_next import rows_of, tail_start
 from nextn.kernels.reference import inverse_sqrt, top
-from nextn.runtime.model import Chunk, spans
+from nextn.runtime.model import Chunk, joined, spans
 from nextn.runtime.state import Rows, State
 from nextn.runtime.weights import Weights
 
@@ -147,10 +147,10 @@ class LatentAttention:
             selection = self._indexer.select(x, latent_query, chunks)
         if selection is None:
             raise ValueError("a block without an indexer stands before all that have one")
-        query = self._ops.linear(latent_query, self._query_b).reshape(len(x), self._heads, -1)
+        query = self._ops.linear(latent_query, self._query_b).reshape(x.shape[0], self._heads, -1)
         read = self._attended(self._ops.linear_by_head(query, self._absorb), chunks, selection)
         values = self._ops.linear_by_head(read, self._expand)
-        return self._ops.linear(values.reshape(len(x), -1), self._output), selection
+        return self._ops.linear(values.flatten(1), self._output), selection
 
     def _attended(self, query: Tensor, chunks: Sequence[Chunk], selection: Selection) -> Tensor:
         """Weighted latents [rows, heads, rank] for absorbed queries of the same shape."""
@@ -166,7 +166,7 @@ class LatentAttention:
                 else:
                     chosen = latents[seen]
                     rows.append(self._ops.attend(queries, chosen, chosen, [0], [len(chosen)], self._scale))
-        return torch.cat(rows)
+        return joined(rows)
 
 
 def _runs(selection: Selection) -> Iterator[tuple[int, int]]:

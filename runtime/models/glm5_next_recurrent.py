@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from nextn.gguf_schema.glm5_next import Glm5Next
-from nextn.kernels.reference import inverse_sqrt
 from nextn.runtime.model import Chunk
 from nextn.runtime.recurrent import convolved_rows, recurrent_rows
 from nextn.runtime.state import Trail
@@ -54,20 +53,12 @@ class DeltaAttention:
 
     def __call__(self, x: Tensor, chunks: Sequence[Chunk]) -> Tensor:
         """Normed rows x [rows, width] of all chunks to rows [rows, width]; the states' trails go on."""
-        by_head = (len(x), self._heads, self._head_width)
         projected = torch.cat([self._ops.linear(x, matrix) for matrix in self._projections], dim=1)  # [rows, 3 D]
         convolved = convolved_rows(self._ops, projected, chunks, self._conv_trail, self._conv)
-        q, k, v = self._ops.silu(convolved).chunk(3, dim=1)
-        query = self._ops.l2_norm(q.reshape(by_head), L2_EPS) * inverse_sqrt(self._head_width)
-        key = self._ops.l2_norm(k.reshape(by_head), L2_EPS)
-
         # Decay, correction and output gate are of the row itself, not of the convolved one.
-        f = (self._ops.linear(self._ops.linear(x, self._f_a), self._f_b) + self._dt).reshape(by_head)
-        decay = self._ops.exp(self._ops.log_decay(f, self._a, self._bound))
-        beta = self._ops.sigmoid(self._ops.linear(x, self._beta))  # [rows, heads]
-        inputs = (query, key, v.reshape(by_head), decay, beta)
-        read = recurrent_rows(self._ops, inputs, chunks, self._delta_trail)
-
-        gate = self._ops.sigmoid(self._ops.linear(self._ops.linear(x, self._g_a), self._g_b))
-        normed = self._ops.rms_norm(read, self._norm, self._eps).reshape(len(x), -1)
-        return self._ops.linear(normed * gate, self._output)
+        f = self._ops.linear(self._ops.linear(x, self._f_a), self._f_b)
+        decay = self._ops.channel_decays(f, self._dt, self._a, self._bound)  # [rows, heads, key channels]
+        inputs = (convolved, decay, self._ops.linear(x, self._beta))
+        read = recurrent_rows(self._ops, inputs, chunks, self._delta_trail, self._heads, L2_EPS)
+        gates = self._ops.linear(self._ops.linear(x, self._g_a), self._g_b)
+        return self._ops.linear(self._ops.normed_gated_heads(read, self._norm, self._eps, gates), self._output)

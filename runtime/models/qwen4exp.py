@@ -18,8 +18,8 @@ from torch import Tensor
 from nextn.gguf_schema.errors import InputError, UsageError
 from nextn.gguf_schema.nextn_generic import EMBEDDING, OUTPUT
 from nextn.gguf_schema.qwen4exp import Qwen4Exp
-from nextn.runtime.model import AXES, Chunk, embedded, joined_axes, spans
-from nextn.runtime.models.qwen4exp_attention import POSITIONS, Attention
+from nextn.runtime.model import AXES, Chunk, embedded, joined, joined_axes, spans
+from nextn.runtime.models.qwen4exp_attention import POSITIONS, Attention, axes_of
 from nextn.runtime.models.qwen4exp_parts import Experts, HyperConnection, Mixer, hyperparameters
 from nextn.runtime.models.qwen4exp_recurrent import TOKENS, DeltaNet, NGrams, token_rows
 from nextn.runtime.state import ROLLBACK, Rows, State, Trail
@@ -64,6 +64,7 @@ class Trunk:
         self.ops = weights.ops
         self.streams, self.width = h.hyper_connection_count, h.embedding_length
         self.hidden_width = h.streams_width
+        self.axes = axes_of(h, weights.device)
         self.embedding = weights.matrix(EMBEDDING)
         self.output = output_matrix(weights)
         self.vocab_size = self.output.shape[0]
@@ -87,7 +88,7 @@ class Trunk:
         if any(chunk.start is not None for chunk in chunks):
             raise UsageError("rows", "a trunk's rows follow those that are counted: it has a state for each row")
         x = embedded(chunks, self.embedding.gather).to(self.dtype)  # [rows, H]
-        positions = write_positions(chunks, self.device)
+        positions = write_positions(chunks, self.axes)
         for chunk in chunks:
             ids = chunk.tokens if chunk.embeddings is None else [self.image_token or 0] * len(chunk)
             chunk.state.rows[TOKENS].write(chunk.first, torch.tensor(ids, dtype=torch.int64, device=self.device))
@@ -130,6 +131,7 @@ class Heads:
         self.ops = weights.ops
         self.streams, self.width = h.hyper_connection_count, h.embedding_length
         self.hidden_width = h.streams_width
+        self.axes = axes_of(h, weights.device)
         self.eps = h.attention_layer_norm_rms_epsilon
         self.embedding = weights.matrix(EMBEDDING)
         self.output = output_matrix(weights)
@@ -150,7 +152,7 @@ class Heads:
     def catch_up(self, chunks: Sequence[Chunk]) -> None:
         """Write the keys, values and indexer keys of the rows, and count them: later steps read nothing else."""
         mixed, _ = self.around_attention.read(self._joined(chunks))
-        self.attention.remember(mixed, chunks, write_positions(chunks, self.device))
+        self.attention.remember(mixed, chunks, write_positions(chunks, self.axes))
         for chunk in chunks:
             chunk.advance()
 
@@ -158,7 +160,7 @@ class Heads:
         """Wide residual rows [rows, C*H] before the mixer; the caches hold the rows, which are not counted."""
         if head != 0:
             raise UsageError("head", f"there is one head, number 0; asked for {head}")
-        attention = partial(self.attention, chunks=chunks, positions=write_positions(chunks, self.device))
+        attention = partial(self.attention, chunks=chunks, positions=write_positions(chunks, self.axes))
         streams = self.around_attention.around(self._joined(chunks), attention)
         return self.around_experts.around(streams, self.experts).reshape(-1, self.hidden_width)
 
@@ -175,7 +177,7 @@ class Heads:
         embedding = self.ops.rms_norm(
             embedded(chunks, self.embedding.gather).to(self.dtype), self.embedding_norm, self.eps
         )
-        hidden = torch.cat([_hidden(chunk, self.hidden_width) for chunk in chunks]).to(self.dtype)
+        hidden = joined([_hidden(chunk, self.hidden_width) for chunk in chunks]).to(self.dtype)
         if self.flat:
             normed = self.ops.rms_norm(hidden, self.hidden_norm.reshape(-1), self.eps).reshape(
                 -1, self.streams, self.width
@@ -197,12 +199,12 @@ def position_rows(device: str) -> dict[str, Rows]:
     return {POSITIONS: Rows((len(AXES),), torch.int64, device)}
 
 
-def write_positions(chunks: Sequence[Chunk], device: str) -> Tensor:
-    """The positions of all rows on each axis, [rows, 3], which are put into the states."""
-    positions = joined_axes(chunks).to(device)
+def write_positions(chunks: Sequence[Chunk], axes: Tensor) -> Tensor:
+    """Put the positions of all rows on each axis into the states, and give them by frequency: [rows, frequencies]."""
+    positions = joined_axes(chunks).to(axes.device)
     for chunk, span in spans(chunks):
         chunk.state.rows[POSITIONS].write(chunk.first, positions[span])
-    return positions
+    return positions[:, axes]
 
 
 def _hidden(chunk: Chunk, width: int) -> Tensor:

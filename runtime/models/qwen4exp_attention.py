@@ -15,7 +15,7 @@ from nextn.gguf_schema.errors import InputError
 from nextn.gguf_schema.qwen4exp import Qwen4Exp
 from nextn.kernels.qwen4exp import seen_keys
 from nextn.kernels.reference import inverse_sqrt
-from nextn.runtime.model import AXES, Chunk, spans
+from nextn.runtime.model import AXES, Chunk, joined, spans
 from nextn.runtime.state import Rows, State
 from nextn.runtime.weights import Weights
 
@@ -40,9 +40,7 @@ class Attention:
         self.indexer_heads, self.indexer_width = h.attention_indexer_head_count, h.attention_indexer_key_length
         self.eps = h.attention_layer_norm_rms_epsilon
         self.rope_dims, self.rope_base = h.rope_dimension_count, h.rope_freq_base
-        self.axes = torch.tensor(
-            axes(h.rope_dimension_sections, self.rope_dims // 2), dtype=torch.int64, device=weights.device
-        )
+        self.axes = axes_of(h, weights.device)
         self.ratio, self.kept_blocks = _blocks(weights, h, block)
         self.query = weights.matrix(f"{prefix}attn_q.weight")
         self.key = weights.matrix(f"{prefix}attn_k.weight")
@@ -68,11 +66,9 @@ class Attention:
         return f"{self.block}.{what}"
 
     def remember(self, x: Tensor, chunks: Sequence[Chunk], positions: Tensor) -> None:
-        """Write what later queries read of the rows x [rows, H]; whose positions [rows, 3] the states have."""
-        heads = (len(x), self.kv_heads, self.width)
-        keys = self._rope(
-            self.ops.rms_norm(self.ops.linear(x, self.key).reshape(heads), self.key_norm, self.eps), positions
-        )
+        """Write what later queries read of the rows x [rows, H], whose `positions` are by frequency."""
+        heads = (-1, self.kv_heads, self.width)
+        keys = self._turned(self.ops.linear(x, self.key).reshape(heads), self.key_norm, positions)
         values = self.ops.linear(x, self.value).reshape(heads)
         indexer = self.ops.linear(x, self.indexer_key)  # neither normed nor rotated: that is done to their means
         for chunk, span in spans(chunks):
@@ -88,22 +84,22 @@ class Attention:
         result = torch.zeros_like(raw[start:])
         first, behind = start // self.ratio * self.ratio, end // self.ratio * self.ratio
         if first < behind:
-            normed = self.ops.rms_norm(self.ops.pooled(raw[first:behind], self.ratio), self.indexer_key_norm, self.eps)
+            means = self.ops.pooled(raw[first:behind], self.ratio)[:, None]
             positions = state.rows[POSITIONS].first(end)[first : behind : self.ratio]
-            ends = torch.arange(first + self.ratio - 1 - start, behind - start, self.ratio)
-            result[ends] = self._rope(normed[:, None], positions)[:, 0]
+            turned = self._turned(means, self.indexer_key_norm, positions[:, self.axes])
+            result[first + self.ratio - 1 - start :: self.ratio] = turned[:, 0]
         return result
 
     def __call__(self, x: Tensor, chunks: Sequence[Chunk], positions: Tensor) -> Tensor:
         """Rows x [rows, H] attend to what is before them in their sequences and to themselves: [rows, H]."""
         self.remember(x, chunks, positions)
-        both = self.ops.linear(x, self.query).reshape(len(x), self.heads, 2 * self.width)  # each head: query, then gate
-        queries, gates = both[..., : self.width], both[..., self.width :].reshape(len(x), -1)
-        queries = self._rope(self.ops.rms_norm(queries, self.query_norm, self.eps), positions)
-        indexer = self.ops.linear(x, self.indexer_query).reshape(len(x), self.indexer_heads, self.indexer_width)
-        indexer = self._rope(self.ops.rms_norm(indexer, self.indexer_query_norm, self.eps), positions)
-        attended = torch.cat([self._attend(chunk, queries[span], indexer[span]) for chunk, span in spans(chunks)])
-        return self.ops.linear(attended.reshape(len(x), -1) * self.ops.sigmoid(gates), self.output)
+        both = self.ops.linear(x, self.query).reshape(-1, self.heads, 2 * self.width)  # each head: query, then gate
+        queries, gates = both[..., : self.width], both[..., self.width :].flatten(1)
+        queries = self._turned(queries, self.query_norm, positions)
+        indexer = self.ops.linear(x, self.indexer_query).reshape(-1, self.indexer_heads, self.indexer_width)
+        indexer = self._turned(indexer, self.indexer_query_norm, positions)
+        attended = joined([self._attend(chunk, queries[span], indexer[span]) for chunk, span in spans(chunks)])
+        return self.ops.linear(self.ops.gated_heads(attended, gates), self.output)
 
     def _attend(self, chunk: Chunk, queries: Tensor, indexer: Tensor) -> Tensor:
         """A sequence's queries [rows, heads, d] with their indexer queries [rows, indexer heads, di]: as queries."""
@@ -120,10 +116,16 @@ class Attention:
             places = seen_keys(self.ops.block_scores(indexer[row], pooled), self.ratio, self.kept_blocks, end)
             chosen = (keys[places], values[places], [0], [len(places)])
             read.append(self.ops.attend(queries[row : row + 1], *chosen, scale))
-        return torch.cat(read)
+        return joined(read)
 
-    def _rope(self, x: Tensor, positions: Tensor) -> Tensor:
-        return self.ops.rope(x, positions[:, self.axes], self.rope_dims, self.rope_base)
+    def _turned(self, x: Tensor, norm: Tensor, positions: Tensor) -> Tensor:
+        """Heads x [rows, heads, d], normed, then rotated by positions [rows, frequencies]."""
+        return self.ops.normed_and_rotated(x, norm, self.eps, positions, self.rope_dims, self.rope_base)
+
+
+def axes_of(h: Qwen4Exp, device: str) -> Tensor:
+    """Which axis each frequency of a model goes by: [frequencies]."""
+    return torch.tensor(axes(h.rope_dimension_sections, h.rope_dimension_count // 2), dtype=torch.int64, device=device)
 
 
 def axes(sections: Sequence[int], frequencies: int) -> list[int]:

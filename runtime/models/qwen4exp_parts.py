@@ -53,7 +53,7 @@ class HyperConnection(Mixer):
         """Streams [rows, C, H] with the result of a block, [rows, H] to [rows, H], added to each."""
         mixed, normed = self.read(streams)
         strengths = self.ops.hyper_connection_strengths(normed, self.inject, streams.shape[1])
-        return streams + strengths[..., None] * block(mixed)[:, None]
+        return self.ops.hyper_connection_write(streams, strengths, block(mixed))
 
 
 class Experts:
@@ -71,8 +71,8 @@ class Experts:
     def __call__(self, x: Tensor) -> Tensor:
         """x [rows, H]: [rows, H]."""
         chosen, shares = self.ops.softmax_router(self.ops.linear(x, self.router), self.used)
-        gate = self.ops.sigmoid(self.ops.dot(x, self.shared_gate.expand_as(x))[:, None])
-        return self.ops.experts(x, chosen, shares, self.matrices) + gate * self.ops.network(x, *self.shared)
+        routed = self.ops.experts(x, chosen, shares, self.matrices)
+        return self.ops.add_gated(routed, self.ops.network(x, *self.shared), x, self.shared_gate)
 
 
 def _matrices(weights: Weights, prefix: str, ending: str) -> tuple[Matrix, Matrix, Matrix]:

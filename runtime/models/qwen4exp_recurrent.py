@@ -13,7 +13,6 @@ from torch import Tensor
 from nextn.gguf_schema.errors import InputError
 from nextn.gguf_schema.qwen4exp import Qwen4Exp
 from nextn.kernels.qwen4exp import ngram_rows
-from nextn.kernels.reference import inverse_sqrt
 from nextn.runtime.model import Chunk
 from nextn.runtime.recurrent import convolved_rows, recurrent_rows
 from nextn.runtime.state import Rows, Trail
@@ -58,16 +57,11 @@ class DeltaNet:
         """x [rows, H]: [rows, H]."""
         inputs = self.ops.linear(x, self.qkv)
         convolved = convolved_rows(self.ops, inputs, chunks, f"{self.block}.conv", self.conv)
-        heads = self.ops.silu(convolved).reshape(len(x), -1, self.width)  # of queries, keys, values
-        copies = self.heads // self.key_heads
-        queries = self.ops.l2_norm(heads[:, : self.key_heads], L2_EPS).repeat(1, copies, 1) * inverse_sqrt(self.width)
-        keys = self.ops.l2_norm(heads[:, self.key_heads : 2 * self.key_heads], L2_EPS).repeat(1, copies, 1)
-        values = heads[:, 2 * self.key_heads :]
-        beta = self.ops.sigmoid(self.ops.linear(x, self.beta))
         decay = self.ops.decays(self.ops.linear(x, self.alpha), self.rates, self.bias)[..., None]
-        read = recurrent_rows(self.ops, (queries, keys, values, decay, beta), chunks, f"{self.block}.delta")
-        normed = self.ops.rms_norm(read, self.norm, self.eps).reshape(len(x), -1)
-        return self.ops.linear(normed * self.ops.sigmoid(self.ops.linear(x, self.gate)), self.output)
+        parts = (convolved, decay, self.ops.linear(x, self.beta))
+        read = recurrent_rows(self.ops, parts, chunks, f"{self.block}.delta", self.key_heads, L2_EPS)
+        gates = self.ops.linear(x, self.gate)
+        return self.ops.linear(self.ops.normed_gated_heads(read, self.norm, self.eps, gates), self.output)
 
 
 class NGrams:
@@ -102,14 +96,14 @@ class NGrams:
 
     def __call__(self, streams: Tensor, chunks: Sequence[Chunk]) -> Tensor:
         """Streams [rows, C, H] with the n-grams added: [rows, C, H]."""
-        rows = len(streams)
+        rows = streams.shape[0]
         found = self.table.gather([index for chunk in chunks for index in self._indices(chunk)]).reshape(rows, -1)
         keys = self.ops.rms_norm(self.ops.linear(found, self.key).reshape(streams.shape), self.key_norm, self.eps)
         queries = self.ops.rms_norm(streams, self.query_norm, self.eps)
         gated = self.ops.ngram_gates(keys, queries)[..., None] * self.ops.linear(found, self.value)[:, None]
         normed = self.ops.rms_norm(gated, self.conv_norm, self.eps).reshape(rows, -1)
         convolved = convolved_rows(self.ops, normed, chunks, f"{self.block}.ngrams", self.conv, self.dilation)
-        return streams + gated + self.ops.silu(convolved).reshape(streams.shape)
+        return streams + gated + convolved.reshape(streams.shape)
 
     def _indices(self, chunk: Chunk) -> list[int]:
         """Rows of the table for each token of a chunk and each head, one token after the other."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nextn.gguf_schema.errors import InputError, UsageError
 from nextn.gguf_schema.step35 import STEP35, Step35
-from nextn.runtime.model import Chunk, embedded, hyperparameters
+from nextn.runtime.model import Chunk, embedded, hyperparameters, joined
 from nextn.runtime.models.step35_block import Batch, Block, cache_rows
 from nextn.runtime.state import ROLLBACK, State
 from nextn.runtime.weights import Weights
@@ -130,7 +130,7 @@ class _Head:
         if len(hidden) < len(chunks):
             raise UsageError("hidden", "a head wants a hidden row beside each token")
         e = self.ops.rms_norm(embedded(chunks, self.embedding.gather), self.embedding_norm, self.eps)
-        h = self.ops.rms_norm(torch.cat(hidden), self.hidden_norm, self.eps)
+        h = self.ops.rms_norm(joined(hidden), self.hidden_norm, self.eps)
         return self.ops.linear(torch.cat((e, h), dim=1), self.joining)
 
 

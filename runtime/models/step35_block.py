@@ -13,7 +13,7 @@ from torch import Tensor
 from nextn.gguf_schema.step35 import Step35
 from nextn.kernels.reference import inverse_sqrt
 from nextn.kernels.routing import Gate, Router
-from nextn.runtime.model import Chunk, joined_positions, spans
+from nextn.runtime.model import Chunk, joined, joined_positions, spans
 from nextn.runtime.state import Rows
 from nextn.runtime.weights import Matrix, Weights
 
@@ -90,13 +90,16 @@ class Attention:
             begins = batch.window_begins[span] if self.slides else [0] * len(chunk)
             keys, values = (rows.first(ends[-1]) for rows in self._caches(chunk))
             read.append(self.ops.attend(query[span], keys, values, begins, ends, scale))
-        gated = torch.cat(read) * self.ops.sigmoid(self.ops.linear(a, self.gate))[..., None]  # [rows, heads, d]
-        return self.ops.linear(gated.flatten(1), self.output)
+        gated = self.ops.gated_heads(joined(read), self.ops.linear(a, self.gate))  # [rows, heads * d]
+        return self.ops.linear(gated, self.output)
 
     def _turned(self, x: Tensor, norm: Tensor, batch: Batch) -> Tensor:
         """Heads [rows, heads, d] of x [rows, heads * d], normed, then rotated by their positions."""
-        heads = self.ops.rms_norm(x.reshape(len(x), -1, self.head_width), norm, self.eps)
-        return self.ops.rope(heads, batch.positions, self.rotated, self.base, self.factors)
+        heads, places = (
+            x.reshape(x.shape[0], -1, self.head_width),
+            (batch.positions, self.rotated, self.base, self.factors),
+        )
+        return self.ops.normed_and_rotated(heads, norm, self.eps, *places)
 
     def _caches(self, chunk: Chunk) -> tuple[Rows, Rows]:
         return chunk.state.rows[f"keys.{self.block}"], chunk.state.rows[f"values.{self.block}"]
@@ -162,5 +165,6 @@ class Block:
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         """The residual stream [rows, H] behind this block."""
-        x = x + self.attention(self.ops.rms_norm(x, self.attention_norm, self.eps), batch)
-        return x + self.ffn(self.ops.rms_norm(x, self.ffn_norm, self.eps))
+        attended = self.attention(self.ops.rms_norm(x, self.attention_norm, self.eps), batch)
+        x, normed = self.ops.added_and_normed(x, attended, self.ffn_norm, self.eps)
+        return x + self.ffn(normed)

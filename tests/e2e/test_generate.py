@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from by_hand import Hand, by_hand
 from command import NEXTN
 from generating import FAMILY, GOLDEN, IDS, PROMPT, SHORT, Generate
 
@@ -130,3 +132,31 @@ def test_the_command_as_installed_on_a_terminal(files: dict[Role, Path]) -> None
     os.close(master)
     assert shown.replace(b"\r\n", b"\n") == piped.stdout
     assert piped.stderr == b""
+
+
+def test_prompts_may_come_through_a_pipe(generate: Generate, files: dict[Role, Path], tmp_path: Path) -> None:
+    pipe = tmp_path / "prompts"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(json.dumps({"tokens": PROMPT["ids"]}),))
+    writer.start()
+    [run] = generate.runs("-m", files[Role.COMBINED], "--prompts", pipe, "-n", 4)
+    writer.join()
+    assert run["tokens"] == GOLDEN[SHORT]["tokens"][:4]
+
+
+def test_more_than_the_declared_context_is_told(generate: Generate, files: dict[Role, Path], tmp_path: Path) -> None:
+    model = by_hand(
+        files[Role.COMBINED], tmp_path / "model.gguf", Hand(keys={"context_length": len(PROMPT["ids"]) + 3})
+    )
+    _, _, err = generate("-m", model, "--tokens", IDS, "-n", 4)
+    assert f"and 4 more go beyond the context of {len(PROMPT['ids']) + 3}" in err
+    assert "beyond the context" not in generate("-m", model, "--tokens", IDS, "-n", 3)[2]
+
+
+@pytest.mark.parametrize("family", ["step35", "qwen4exp", "glm5-next"])
+def test_bfloat16_drafts_change_nothing_either(generate: Generate, converted: Converted, family: str) -> None:
+    """What it says may be otherwise than in float32: values have 8 bits."""
+    arguments = ("-m", converted(family)[Role.COMBINED], "--tokens", "5,6,7,8", "-n", 8, "--dtype", "bfloat16")
+    [plain], [drafted] = (generate.runs(*arguments, "--n-max", n) for n in (0, 2))
+    assert (plain["tokens"], drafted["draft_errors"]) == (drafted["tokens"], 0)
+    assert drafted["n_drafted"] > 0

@@ -144,7 +144,7 @@ def test_llama_cpp_drafts_with_split_sets(family: str, split: Split, tmp_path: P
         assert outcome.status == "ok", outcome.message
         assert [list(each.tokens) for each in outcome.continuations] == [each["tokens"] for each in expected]
         counts = [each["draft"][configuration] for each in expected]
-        assert [(each.drafted, each.accepted) for each in outcome.continuations] == [
+        assert [(each.n_drafted, each.n_accepted) for each in outcome.continuations] == [
             (each["drafted"], each["accepted"]) for each in counts
         ]
 

@@ -10,7 +10,7 @@ from stub_heads import Asked, StubHeads, right
 from toy_models import ToyHeads, ToyTrunk
 from watching import Watch
 
-from nextn.runtime.drafting import Drafter, Options, probability_of_best
+from nextn.runtime.drafting import DRAFTED_ANYWAY, Drafter, Options, probability_of_best
 from nextn.runtime.greedy import greedy
 from nextn.runtime.model import Chunk
 from nextn.runtime.runs import Run
@@ -139,3 +139,17 @@ def test_drafts_are_too_short_before_they_are_cut() -> None:
     """A draft of three, of which one fits, is long enough for an n_min of three."""
     [made] = Speculator(TRUNK, StubHeads(right(TRUNK)), Options(n_max=3, n_min=3)).generate([PROMPT], 3)
     assert [(len(each.drafted), each.submitted) for each in made.rounds] == [(3, 1)]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_no_more_is_drafted_than_can_matter(count: int) -> None:
+    """A draft of a million tokens for ten; llama.cpp's counts are those of a draft that is as long as there is room."""
+    stub, short = (StubHeads(right(TRUNK), count) for _ in range(2))
+    [made] = Speculator(TRUNK, stub, Options(n_max=10**6, reuse_last_head=True)).generate([PROMPT], 40)
+    [wanted] = Speculator(TRUNK, short, Options(n_max=39, reuse_last_head=True)).generate([PROMPT], 40)
+    assert (made.tokens, made.n_drafted, made.n_accepted) == (wanted.tokens, wanted.n_drafted, wanted.n_accepted)
+    assert len(stub.asked) <= 39 + DRAFTED_ANYWAY
+    session = Speculator(TRUNK, stub, Options(n_max=10**6, reuse_last_head=True)).open(40)
+    for n in range(100):
+        TRUNK.forward([Chunk(session.trunk, [n % 10])])
+    assert all(len([*trail.kept()]) <= 41 for trail in session.trunk.trails.values())

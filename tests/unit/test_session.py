@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,15 @@ import torch
 from reading_model import MODEL, WIDTH, Model, reads, says
 from torch import Tensor
 
+from nextn.gguf_schema.architecture import Role
+from nextn.gguf_schema.contents import f32, string
 from nextn.gguf_schema.errors import InputError
+from nextn.gguf_schema.shards import open_gguf
 from nextn.runtime import session as module
-from nextn.runtime.session import FORMAT, Session, load_session, no_hidden, open_session, rows_of, shifted
+from nextn.runtime.session import FORMAT, Session, identity, load_session, no_hidden, open_session, rows_of, shifted
 from nextn.runtime.state import RollbackError
+
+NORM = "blk.0.attn_norm.weight"
 
 
 def session_of(*tokens: int, last: int | None = 9, heads: bool = True) -> Session:
@@ -28,7 +35,7 @@ def session_of(*tokens: int, last: int | None = 9, heads: bool = True) -> Sessio
 
 
 def saved(session: Session, path: Path) -> Path:
-    session.save(path / "s.session", "toy")
+    session.save(path / "s.session", MODEL, MODEL if session.heads else None)
     return path / "s.session"
 
 
@@ -78,9 +85,11 @@ def test_a_session_may_keep_fewer_rows_than_it_was_saved_with(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architecture": "other"}, "is no session of toy"),
-        ({"format": "nextn session 0"}, "is no session of toy"),
-        ({"format": None}, "is no session of toy"),
+        ({"trunk": "other"}, "is of another model"),
+        ({"heads": "other"}, "is of other draft heads"),
+        ({"heads": None}, "is of other draft heads"),
+        ({"format": "nextn session 1"}, "is no session of this version"),
+        ({"format": None}, "is no session of this version"),
         ({"last": "50"}, "tokens beyond"),
         ({"last": "-1"}, "tokens beyond"),
         ({"last": "x"}, "does not fit"),
@@ -101,7 +110,7 @@ def test_a_file_of_something_else_is_an_input_error(tmp_path: Path, change: dict
     with safetensors.safe_open(path, "pt") as file:
         told, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     for name, value in change.items():
-        place = told if name in ("architecture", "format", "last") else tensors
+        place = told if name in ("trunk", "heads", "format", "last") else tensors
         place.pop(name) if value is None else place.update({name: value})
     safetensors.torch.save_file(tensors, path, told)
     with pytest.raises(InputError, match=message) as caught:
@@ -149,14 +158,14 @@ def test_a_file_is_complete_or_not_there(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(module, "save_file", full)
     with pytest.raises(InputError, match="No space left"):
-        session_of(4).save(path, "toy")
+        session_of(4).save(path, MODEL, MODEL)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
 def test_a_folder_that_is_not_there_is_an_input_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be written"):
-        session_of(1).save(tmp_path / "absent" / "s", "toy")
+        session_of(1).save(tmp_path / "absent" / "s", MODEL, MODEL)
 
 
 def test_a_fork_of_a_session_is_another() -> None:
@@ -180,3 +189,19 @@ def test_heads_take_the_hidden_row_of_the_token_before() -> None:
 
 def test_the_format_has_a_version() -> None:
     assert FORMAT.split()[-1].isdecimal()
+
+
+def test_models_are_told_apart_by_names_keys_and_types_but_not_by_how_files_are_cut(
+    converted: Callable[[str], dict[Role, Path]],
+) -> None:
+    files = {role: open_gguf(path).contents for role, path in converted("step35").items()}
+    for of_heads, roles in ((False, (Role.COMBINED, Role.TRUNK)), (True, (Role.COMBINED, Role.MTP, Role.MTP_SHARED))):
+        assert len({identity(files[role], of_heads=of_heads) for role in roles}) == 1
+    combined = files[Role.COMBINED]
+    others = [
+        replace(combined, keys={**combined.keys, "general.name": string("another")}),
+        replace(combined, keys={**combined.keys, "step35.rope.freq_base": f32(1e4)}),
+        replace(combined, tensors={**combined.tensors, NORM: replace(combined.tensors[NORM], ne=(64,))}),
+    ]
+    assert len({identity(each, of_heads=False) for each in (combined, *others)}) == 4
+    assert identity(combined, of_heads=False) != identity(combined, of_heads=True)

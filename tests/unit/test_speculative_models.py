@@ -81,7 +81,7 @@ def test_case_r11_a_saved_session_goes_on(pair: Pair, family: str, tmp_path: Pat
     session, run = speculator.open(), Run("", len(prompt))
     speculator.prefill([session], [prompt], [run])
     speculator.resume([session], 8, (), [run])
-    session.save(tmp_path / "session", pair.file.contents.architecture)
+    session.save(tmp_path / "session", pair.trunk, pair.heads)
     again, more = speculator.load(tmp_path / "session"), Run("", 0)
     speculator.resume([again], 8, (), [more])
     assert [*run.tokens, *more.tokens] == whole.tokens

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from stub_heads import StubHeads, by_chance, fails_at, right, wrong
+from stub_heads import Asked, StubHeads, by_chance, fails_at, right, wrong
 from toy_models import WIDTH, ToyHeads, ToyTrunk, noise
 from watching import Watch, assert_same
 
@@ -90,6 +90,19 @@ def test_an_error_while_several_draft_is_counted_in_each() -> None:
     assert [run.tokens for run in runs] == [greedy(TRUNK, prompt, 12) for prompt in PROMPTS]
 
 
+def test_one_sequence_that_cannot_draft_does_not_stop_the_others() -> None:
+    def guess(asked: Asked) -> int | tuple[int, float]:
+        if asked.tokens[: len(PROMPTS[1])] == tuple(PROMPTS[1]):
+            raise RuntimeError("no room")
+        return right(TRUNK)(asked)
+
+    runs = Speculator(TRUNK, StubHeads(guess), Options(n_max=2)).generate(PROMPTS, 12)
+    assert [run.tokens for run in runs] == [greedy(TRUNK, prompt, 12) for prompt in PROMPTS]
+    assert runs[0].draft_errors == runs[2].draft_errors == []
+    assert set(runs[1].draft_errors) == {"RuntimeError: no room"}
+    assert (runs[0].n_accepted, runs[1].n_drafted) == (7, 0)
+
+
 def mixed(positions: list[int] | None) -> list[Item]:
     """Three tokens, four embedding rows, two tokens."""
     return [3, 1, 4, EmbeddingRows(IMAGE, positions), 1, 5]
@@ -167,7 +180,7 @@ def test_case_r11_a_saved_session_goes_on(tmp_path: Path, heads: ToyHeads | Stub
     session, run = speculator.open(), Run("", 0)
     speculator.prefill([session], [PROMPT], [run])
     speculator.resume([session], count, (), [run])
-    session.save(tmp_path / "session", "toy")
+    session.save(tmp_path / "session", TRUNK, speculator.heads)
     loaded = Speculator(TRUNK, heads, Options(n_max=5)).load(tmp_path / "session")
     assert (loaded.last, loaded.tokens) == (session.last, session.tokens)
     assert torch.equal(loaded.pending, session.pending)
@@ -180,7 +193,7 @@ def test_a_session_saved_before_anything_was_said(tmp_path: Path) -> None:
     speculator = Speculator(TRUNK, ToyHeads(1))
     session = speculator.open()
     speculator.prefill([session], [PROMPT], [Run("", 0)])
-    session.save(tmp_path / "session", "toy")
+    session.save(tmp_path / "session", TRUNK, speculator.heads)
     assert continued(speculator, speculator.load(tmp_path / "session"), 8).tokens == greedy(TRUNK, PROMPT, 8)
 
 

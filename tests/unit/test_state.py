@@ -11,7 +11,7 @@ from reading_model import MODEL, WIDTH, reads, says
 from torch import Tensor
 
 from nextn.gguf_schema.errors import UsageError
-from nextn.runtime.model import Chunk
+from nextn.runtime.model import Chunk, joined_axes, joined_positions
 from nextn.runtime.state import RollbackError, Rows, Trail
 
 
@@ -183,6 +183,15 @@ def test_positions_of_an_image_may_repeat_but_not_go_back() -> None:
     for positions in ([3, 2, 4], [1, 3, 4], [3, 3]):
         with pytest.raises(UsageError):
             Chunk(state, embeddings=image, positions=positions).places()
+
+
+def test_a_model_of_one_axis_refuses_three() -> None:
+    chunk = Chunk(MODEL.new_state(), embeddings=torch.zeros(2, 1), positions=[(0, 0, 0), (0, 0, 1)])
+    with pytest.raises(UsageError, match="three axes"):
+        joined_positions([chunk])
+    assert joined_axes([chunk, Chunk(reads(1, 2), [3])]).tolist() == [[0, 0, 0], [0, 0, 1], [2, 2, 2]]
+    chunk.advance()
+    assert (chunk.state.length, chunk.state.position) == (2, 2)
 
 
 # Forks and snapshots

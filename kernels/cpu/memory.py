@@ -1,0 +1,221 @@
+"""How compiled functions reach memory, and sums over a vector in an order that its length alone decides.
+
+Functions get addresses, not arrays: to hand over a tensor as an array costs more than many an operation on a small
+model takes. Sums have sixteen lanes, whatever the processor's vectors are; the last n mod 16 values follow one by one.
+Nothing is reordered by the compiler, so that a result has the same bits in a vector loop and in what it leaves over.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any, Protocol, TypeVar, cast
+
+import numba
+import numpy as np
+import torch
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+from torch import Tensor
+
+LANES = 16
+FLOAT_BYTES = 4
+FLOAT32 = torch.float32
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+class Floats(Protocol):
+    """Values behind an address."""
+
+    def __getitem__(self, index: int) -> float: ...
+    def __setitem__(self, index: int, value: float) -> None: ...
+
+
+class Longs(Protocol):
+    """Integers behind an address."""
+
+    def __getitem__(self, index: int) -> int: ...
+    def __setitem__(self, index: int, value: int) -> None: ...
+
+
+def compiled(function: F) -> F:
+    """A function compiled on its first call, or read from numba's cache. Divisions by zero give what IEEE 754 says."""
+    return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
+
+
+def compiled_for_threads(function: F) -> F:
+    """As `compiled`, for a function with a loop over `numba.prange`. It must be no function that `compiled` has too."""
+    return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy", parallel=True)(function))
+
+
+def fresh(*shape: int) -> Tensor:
+    """A float32 tensor to be filled: numpy hands out small memory faster than torch."""
+    return torch.from_numpy(np.empty(shape, np.float32))
+
+
+def like(x: Tensor) -> Tensor:
+    """A float32 tensor of the shape of x, without gaps, to be filled."""
+    return torch.from_numpy(np.empty(x.shape, np.float32))
+
+
+def whole(x: Tensor) -> Tensor:
+    """x without gaps. TypeError unless it is of float32: `operations` gives these forms for nothing else."""
+    if x.dtype is not FLOAT32:
+        raise TypeError(f"operations on the CPU compute in float32, not in {x.dtype}")
+    return x if x.is_contiguous() else x.contiguous()
+
+
+def with_whole_rows(x: Tensor) -> Tensor:
+    """x as it is if its last dimension has no gaps. TypeError as `whole` raises it."""
+    return whole(x) if x.dtype is not FLOAT32 or x.stride(-1) != 1 else x
+
+
+def numbers(*parts: Iterable[int]) -> array[int]:
+    """Int64 values, one sequence behind the other; the address is the first of `buffer_info`."""
+    return array("q", chain(*parts))
+
+
+def _pointer_to(element: Any, kind: ir.Type) -> Any:
+    def pointer(context: Any, address: Any) -> Any:
+        def code(_: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], kind.as_pointer())
+
+        return types.CPointer(element)(address), code
+
+    return pointer
+
+
+def _bits_of(context: Any, value: Any) -> Any:
+    def code(_: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.int32(types.float32), code
+
+
+def _float_of(context: Any, bits: Any) -> Any:
+    def code(_: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.int32), code
+
+
+def _reduced(
+    first: float,
+    step: Callable[[ir.IRBuilder, Any, Sequence[Any]], Any],
+    join: Callable[[ir.IRBuilder, Any, Any], Any],
+) -> Callable[[Any, ir.IRBuilder, Any, Sequence[Any]], Any]:
+    """Code that goes over vectors behind pointers, whose common length is the last argument, in lanes."""
+    scalar, lanes = ir.FloatType(), ir.VectorType(ir.FloatType(), LANES)
+
+    def code(_: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[Any]) -> Any:
+        *pointers, n = arguments
+        whole = builder.and_(n, ir.Constant(n.type, -LANES))
+        held = cgutils.alloca_once_value(builder, ir.Constant(lanes, [ir.Constant(scalar, first)] * LANES))
+        with cgutils.for_range_slice(builder, n.type(0), whole, n.type(LANES)) as (i, _):
+            places = [builder.bitcast(builder.gep(p, [i]), lanes.as_pointer()) for p in pointers]
+            values = [builder.load(place, align=FLOAT_BYTES) for place in places]
+            builder.store(step(builder, builder.load(held), values), held)
+        vector, count = builder.load(held), LANES
+        while count > 1:
+            count //= 2
+            halves = [
+                builder.shuffle_vector(
+                    vector,
+                    ir.Constant(vector.type, ir.Undefined),
+                    ir.Constant(ir.VectorType(ir.IntType(32), count), list(range(start, start + count))),
+                )
+                for start in (0, count)
+            ]
+            vector = join(builder, *halves)
+        total = cgutils.alloca_once_value(builder, builder.extract_element(vector, ir.IntType(32)(0)))
+        with cgutils.for_range_slice(builder, whole, n, n.type(1)) as (i, _):
+            values = [builder.load(builder.gep(p, [i])) for p in pointers]
+            builder.store(step(builder, builder.load(total), values), total)
+        return builder.load(total)
+
+    return code
+
+
+def _fused(builder: ir.IRBuilder, held: Any, values: Sequence[Any]) -> Any:
+    """a b + held, rounded once; llvmlite's own `fma` takes no vectors."""
+    kind = held.type
+    name = "llvm.fma.f32" if kind == ir.FloatType() else f"llvm.fma.v{LANES}f32"
+    fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)
+    return builder.call(fma, [*values, held])
+
+
+def _larger(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", b, a), b, a)
+
+
+_dot_code = _reduced(0.0, _fused, lambda b, x, y: b.fadd(x, y))
+_total_code = _reduced(0.0, lambda b, held, v: b.fadd(held, v[0]), lambda b, x, y: b.fadd(x, y))
+_largest_code = _reduced(float("-inf"), lambda b, held, v: _larger(b, held, v[0]), _larger)
+_VECTOR = types.CPointer(types.float32)
+
+
+def _add_weighted_code(_: Any, builder: ir.IRBuilder, signature: Any, arguments: Sequence[Any]) -> Any:
+    rows, weights, out, count, n, step = arguments
+    done = n.type(0)
+    # Several vectors at once, so that one addition need not wait for the other; every column has one order anyway.
+    for vectors, lanes in ((4, LANES), (1, LANES), (1, 1)):
+        scalar = ir.FloatType()
+        kind = scalar if lanes == 1 else ir.VectorType(scalar, lanes)
+        width = vectors * lanes
+        end = builder.and_(n, n.type(-width))
+        with cgutils.for_range_slice(builder, done, end, n.type(width)) as (column, _count):
+            offsets = [builder.add(column, n.type(i * lanes)) for i in range(vectors)]
+            places = [builder.bitcast(builder.gep(out, [offset]), kind.as_pointer()) for offset in offsets]
+            held = [cgutils.alloca_once(builder, kind) for _ in places]
+            for place, slot in zip(places, held, strict=True):
+                builder.store(builder.load(place, align=FLOAT_BYTES), slot)
+            with cgutils.for_range(builder, count) as loop:
+                weight = builder.load(builder.gep(weights, [loop.index]))
+                if lanes > 1:
+                    first = builder.insert_element(ir.Constant(kind, ir.Undefined), weight, ir.IntType(32)(0))
+                    zeros = ir.Constant(ir.VectorType(ir.IntType(32), lanes), None)
+                    weight = builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), zeros)
+                row = builder.gep(rows, [builder.mul(loop.index, step)])
+                for offset, slot in zip(offsets, held, strict=True):
+                    at = builder.bitcast(builder.gep(row, [offset]), kind.as_pointer())
+                    value = builder.load(at, align=FLOAT_BYTES)
+                    builder.store(_fused(builder, builder.load(slot), [weight, value]), slot)
+            for place, slot in zip(places, held, strict=True):
+                builder.store(builder.load(slot), place, align=FLOAT_BYTES)
+        done = end
+    return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+
+def _add_weighted(context: Any, rows: Any, weights: Any, out: Any, count: Any, n: Any, step: Any) -> Any:
+    return types.none(_VECTOR, _VECTOR, _VECTOR, types.int64, types.int64, types.int64), _add_weighted_code
+
+
+def _dot(context: Any, a: Any, b: Any, n: Any) -> Any:
+    return types.float32(_VECTOR, _VECTOR, types.int64), _dot_code
+
+
+def _total(context: Any, a: Any, n: Any) -> Any:
+    return types.float32(_VECTOR, types.int64), _total_code
+
+
+def _largest(context: Any, a: Any, n: Any) -> Any:
+    return types.float32(_VECTOR, types.int64), _largest_code
+
+
+floats = cast(Callable[[int], Floats], intrinsic(_pointer_to(types.float32, ir.FloatType())))
+doubles = cast(Callable[[int], Floats], intrinsic(_pointer_to(types.float64, ir.DoubleType())))
+longs = cast(Callable[[int], Longs], intrinsic(_pointer_to(types.int64, ir.IntType(64))))
+bits_of = cast(Callable[[float], int], intrinsic(_bits_of))
+float_of = cast(Callable[[int], float], intrinsic(_float_of))
+# Numbers of a width. Only what is written so keeps it: float32 with a number of Python's is float64.
+float32, float64 = cast(Callable[[float], float], np.float32), cast(Callable[[float], float], np.float64)
+int32, int64 = cast(Callable[[int], int], np.int32), cast(Callable[[int], int], np.int64)
+# The products of two vectors, summed; the sum of one; the largest value, of which NaN is none.
+dot = cast(Callable[[Floats, Floats, int], float], intrinsic(_dot))
+total = cast(Callable[[Floats, int], float], intrinsic(_total))
+largest = cast(Callable[[Floats, int], float], intrinsic(_largest))
+# out[j] + the sum over i of weights[i] * rows[i * step + j], in the order of i, for n columns of `count` rows.
+add_weighted = cast(Callable[[Floats, Floats, Floats, int, int, int], None], intrinsic(_add_weighted))

@@ -1,0 +1,127 @@
+"""Products with packed weights on the CPU: as they lie in the file, decoded in registers, summed in one fixed order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import cast
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from nextn.kernels.cpu.blocks import FORMS
+from nextn.kernels.cpu.loops import alone, together
+from nextn.kernels.cpu.memory import fresh, whole
+from nextn.kernels.cpu.microkernels import microkernels
+from nextn.kernels.routing import PLAIN, Gate, Routing
+from nextn.kernels.weight import Weight
+
+# Multiplications from which on a second thread is worth waking.
+SHARED_WORK = 1 << 20
+
+Longs = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A matrix [out, in], or several, whose bytes the microkernels read where they lie."""
+
+    address: int
+    out: int
+    width: int
+    kernels: int
+    shape: int
+    # What the addresses belong to.
+    held: tuple[object, ...]
+
+
+class Numbers:
+    """Integers in memory, and where."""
+
+    def __init__(self, values: Sequence[int] | Sequence[Sequence[int]] | Longs) -> None:
+        self._array = np.array(values, np.int64)
+        self.address = self._array.ctypes.data
+
+
+@cache
+def _kernels(type_name: str) -> Numbers:
+    found = microkernels(type_name)
+    return Numbers([*found.products, found.wide, found.decode])
+
+
+@lru_cache(maxsize=1024)
+def _one_group(rows: int) -> Numbers:
+    return Numbers([0, 0, rows])
+
+
+def packed(weight: Weight) -> Packed:
+    """A weight as the loops take it; one of a type without a microkernel is decoded, for good."""
+    if weight.kept is None:
+        weight.kept = _packed(weight)
+    return cast(Packed, weight.kept)
+
+
+def _packed(weight: Weight) -> Packed:
+    type_name, data = weight.type_name, weight.packed
+    if type_name not in FORMS:
+        type_name, data = "F32", weight.decoded().view(torch.uint8)
+    form, plain = FORMS[type_name], FORMS["F32"]
+    out, n = weight.shape[-2:]
+    row_bytes = data.shape[-1]
+    blocks = [n // form.weights, n % form.weights, row_bytes, n // plain.weights, n % plain.weights]
+    kernels, shape = _kernels(type_name), Numbers([out, n, *blocks, out * row_bytes])
+    return Packed(data.data_ptr(), out, n, kernels.address, shape.address, (data, kernels, shape))
+
+
+class Products(Routing):
+    """Matrix products, dense, by head and by expert."""
+
+    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+        """As defined."""
+        return _product(x, packed(weight), _one_group(len(x)), 1)
+
+    def linear_by_head(self, x: Tensor, weight: Weight) -> Tensor:
+        """As defined."""
+        rows, heads = x.shape[:2]
+        groups = Numbers([(head, head * rows, rows) for head in range(heads)])
+        y = _product(x.transpose(0, 1).reshape(heads * rows, -1), packed(weight), groups, heads)
+        return y.reshape(heads, rows, -1).transpose(0, 1)
+
+    def experts(
+        self, x: Tensor, chosen: Tensor, shares: Tensor, matrices: tuple[Weight, Weight, Weight], form: Gate = PLAIN
+    ) -> Tensor:
+        """As defined."""
+        rows, used = chosen.shape
+        flat = chosen.reshape(-1).numpy()
+        # Pairs of a row and one of its experts, by expert; of one expert in the order of the rows.
+        order = np.argsort(flat, kind="stable")
+        experts, begins, counts = np.unique(flat[order], return_index=True, return_counts=True)
+        groups = Numbers(np.stack((experts, begins, counts), axis=1))
+        gate, up, down = (packed(matrix) for matrix in matrices)
+        mine = x[torch.from_numpy(order // used)]
+        parts = (_product(mine, matrix, groups, len(experts)) for matrix in (gate, up))
+        y = _product(self.gated(*parts, form), down, groups, len(experts))
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        y = y[torch.from_numpy(back)].reshape(rows, used, -1) * shares[..., None]
+        total = y[:, 0]
+        for place in range(1, used):
+            total = total + y[:, place]
+        return total
+
+
+def _product(x: Tensor, weight: Packed, groups: Numbers, count: int) -> Tensor:
+    """Rows x [rows, in] of groups (matrix, first row, rows) times the transposes of their matrices: [rows, out]."""
+    if x.shape[1] != weight.width:
+        raise ValueError(f"rows of {x.shape[1]} values, want {weight.width}")
+    x = whole(x)
+    y = fresh(len(x), weight.out)
+    shared = len(x) * weight.out * weight.width >= SHARED_WORK and numba.get_num_threads() > 1
+    loop = together if shared else alone
+    tables = (weight.kernels, _kernels("F32").address, weight.shape, groups.address)
+    loop(*tables, count, weight.address, x.data_ptr(), y.data_ptr())
+    return y
