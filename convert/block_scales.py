@@ -118,6 +118,6 @@ def _refuse_foreign(checkpoint: Checkpoint) -> None:
         raise InputError(
             "unsupported-quantization",
             f"the weights are quantized in a way that is not supported ({method}): {listed(seen)}",
-            subject=str(checkpoint.folder),
+            subject=checkpoint.name,
             remedy="use the BF16 or FP8 repository of the model",
         )

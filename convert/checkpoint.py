@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint: configuration and headers first, tensors lazily and by range.
+"""A Hugging Face checkpoint, in a folder or on the hub: configuration and headers first, tensors lazily and by range.
 
 Nothing here unpickles, imports code from the checkpoint or reads payload before a plan stands.
 """
@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import re
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from nextn.convert.safetensors_header import Entry, parse_header, unique_names
 from nextn.convert.source_tensor import SourceTensor
-from nextn.gguf_schema.contents import LocalFile
+from nextn.gguf_schema.contents import ByteSource, LocalFile
 from nextn.gguf_schema.errors import InputError, counted, listed
 from nextn.validators.findings import Finding, Findings, Severity
 
@@ -29,7 +29,8 @@ class Checkpoint:
     """What config.json, the index and the shard headers of a checkpoint say, with their disagreements as findings.
 
     `tensors` maps hub names to tensors in upstream's order: by file name, then by hub name. `missing` maps the names of
-    tensors that the index lists but no header holds to the file that should hold them.
+    tensors that the index lists but no header holds to the file that should hold them. `repository` is its name on the
+    hub; `folder` then holds only what is no weights.
     """
 
     folder: Path
@@ -37,12 +38,71 @@ class Checkpoint:
     tensors: Mapping[str, SourceTensor]
     missing: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
+    repository: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The checkpoint for messages."""
+        return self.repository or str(self.folder)
 
     @property
     def text_config(self) -> dict[str, Any]:
         """The configuration of the text model: `text_config` laid over the root."""
         text = self.config.get("text_config")
         return {**self.config, **text} if isinstance(text, dict) else dict(self.config)
+
+
+class CheckpointFiles(Protocol):
+    """Where the files of a checkpoint are: on disk, or on the hub under the name `repository`."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder that holds all files that are no weights."""
+        ...
+
+    @property
+    def repository(self) -> str | None:
+        """The name on the hub; None for a folder of the user's."""
+        ...
+
+    def parts(self) -> set[str]:
+        """The names of the .safetensors files; InputError when one of them is no file."""
+        ...
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file of this name."""
+        ...
+
+    def open(self, parts: Iterable[str]) -> dict[str, ByteSource]:
+        """The weight files of these names, ready to have their headers read."""
+        ...
+
+
+@dataclass(frozen=True)
+class LocalFiles:
+    """A checkpoint in a folder."""
+
+    folder: Path
+    repository: str | None = None
+
+    def parts(self) -> set[str]:
+        """The names of the .safetensors files; InputError for a name that is of no file."""
+        found = list(self.folder.glob("*.safetensors"))
+        if odd := sorted(path for path in found if not path.is_file()):
+            gone = odd[0].is_symlink() and not odd[0].exists()
+            what = "is a link to a file that is not there" if gone else "is no file"
+            raise InputError(
+                "not-a-shard", what, subject=str(odd[0]), remedy="download it again, or remove it if it does not belong"
+            )
+        return {path.name for path in found}
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file, or anything else, of this name."""
+        return (self.folder / name).exists()
+
+    def open(self, parts: Iterable[str]) -> dict[str, ByteSource]:
+        """The files of these names."""
+        return {part: LocalFile(self.folder / part) for part in parts}
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -72,23 +132,27 @@ def shown(value: object) -> str:
         return "a very long number"
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
-    """Read configuration, index and all shard headers of a local checkpoint; about 100 KB per shard.
+def open_checkpoint(place: Path | CheckpointFiles) -> Checkpoint:
+    """Read configuration, index and all shard headers of a checkpoint; about 100 KB per shard.
 
     Raises InputError when the configuration or every weight file is missing, or when a header is damaged.
     """
+    files = LocalFiles(place) if isinstance(place, Path) else place
+    folder, name = files.folder, files.repository or str(files.folder)
     if not (folder / CONFIG).is_file():
         raise InputError(
             "no-config",
-            "no config.json: this is not a checkpoint folder",
-            subject=str(folder),
-            remedy="give the folder that holds config.json and the .safetensors files",
+            "no config.json: this is no checkpoint",
+            subject=name,
+            remedy="give the folder, or the repository, that holds config.json and the .safetensors files",
         )
     config = read_json(folder / CONFIG)
     weight_map = _weight_map(folder)
-    parts = _part_names(folder, weight_map)
-    headers = {part: _header(folder / part) for part in parts if (folder / part).is_file()}
-    return Checkpoint(folder, config, *_join_index(folder, weight_map, headers))
+    present = files.parts()
+    parts = _part_names(files, name, present, weight_map)
+    opened = files.open(part for part in parts if part in present)
+    headers = {part: (source, parse_header(source)) for part, source in opened.items()}
+    return Checkpoint(folder, config, *_join_index(weight_map, headers), files.repository)
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
@@ -104,32 +168,27 @@ def _weight_map(folder: Path) -> dict[str, str]:
     return weight_map
 
 
-def _part_names(folder: Path, weight_map: Mapping[str, str]) -> list[str]:
-    found = list(folder.glob("*.safetensors"))
-    if odd := sorted(path for path in found if not path.is_file()):
-        what = "is a link to a file that is not there" if odd[0].is_symlink() and not odd[0].exists() else "is no file"
-        raise InputError(
-            "not-a-shard", what, subject=str(odd[0]), remedy="download it again, or remove it if it does not belong"
-        )
-    present = {path.name for path in found}
-    if not present and any((folder / name).exists() for name in PICKLES):
+def _part_names(
+    files: CheckpointFiles, name: str, present: Collection[str], weight_map: Mapping[str, str]
+) -> list[str]:
+    if not present and any(files.has(pickled) for pickled in PICKLES):
         raise InputError(
             "pickle",
             "holds only pickled weights, which are never loaded",
-            subject=str(folder),
+            subject=name,
             remedy="convert them to safetensors first, or use the repository's safetensors revision",
         )
     if not weight_map and not present:
-        raise InputError("no-weights", "holds no .safetensors file", subject=str(folder))
+        raise InputError("no-weights", "holds no .safetensors file", subject=name)
     if not weight_map:
-        _refuse_gaps(folder, present)
-    return sorted(present | set(weight_map.values()))
+        _refuse_gaps(name, present)
+    return sorted({*present, *weight_map.values()})
 
 
 NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
 
 
-def _refuse_gaps(folder: Path, names: Iterable[str]) -> None:
+def _refuse_gaps(checkpoint: str, names: Iterable[str]) -> None:
     """Without an index the names of shards alone tell that one is missing."""
     numbered = [match.groups() for name in names if (match := NUMBERED.fullmatch(name))]
     for stem, count in {(stem, count) for stem, _, count in numbered}:
@@ -141,18 +200,13 @@ def _refuse_gaps(folder: Path, names: Iterable[str]) -> None:
             raise InputError(
                 "missing-shard",
                 f"{counted(len(missing), 'shard')} of {int(count)} not there: {listed(missing)}",
-                subject=str(folder),
+                subject=checkpoint,
                 remedy=f"download what is missing, and {INDEX}",
             )
 
 
-def _header(path: Path) -> tuple[LocalFile, dict[str, Entry]]:
-    source = LocalFile(path)
-    return source, parse_header(source)
-
-
 def _join_index(
-    folder: Path, weight_map: Mapping[str, str], headers: Mapping[str, tuple[LocalFile, Mapping[str, Entry]]]
+    weight_map: Mapping[str, str], headers: Mapping[str, tuple[ByteSource, Mapping[str, Entry]]]
 ) -> tuple[dict[str, SourceTensor], dict[str, str], tuple[Finding, ...]]:
     """Join index and headers: the headers decide, every disagreement becomes a finding."""
     holders: dict[str, list[str]] = {}
@@ -171,7 +225,7 @@ def _join_index(
                 tensors[name] = SourceTensor(name, entry.dtype, entry.shape, source, entry.offset)
     missing = {name: part for name, part in weight_map.items() if name not in tensors}
     for part in sorted(set(missing.values())):
-        findings.append(_missing_part(folder, part, sorted(n for n, p in missing.items() if p == part)))
+        findings.append(_missing_part(part, sorted(n for n, p in missing.items() if p == part), part in headers))
     return tensors, missing, tuple(findings)
 
 
@@ -205,8 +259,7 @@ def _unlisted(part: str, names: list[str]) -> Finding:
     )
 
 
-def _missing_part(folder: Path, part: str, names: list[str]) -> Finding:
+def _missing_part(part: str, names: list[str], there: bool) -> Finding:
     tensors = counted(len(names), "tensor")
-    there = (folder / part).is_file()
     message = f"lacks {tensors} that the index expects from it" if there else f"is not there, with {tensors}"
     return Finding(Severity.WARNING, "missing-tensors", part, f"{message}: {listed(names)}", f"download {part} again")

@@ -165,33 +165,8 @@ class Output:
 
     def publish(self, *, overwrite: bool) -> None:
         """Give the complete file its final name, unless it has it; UsageError when another file took it meanwhile."""
-        if not self.partial.exists():
-            return
-        try:
-            if overwrite:
-                self.partial.replace(self.path)
-                # Renaming does nothing when both names are on one file.
-                self.partial.unlink(missing_ok=True)
-            else:
-                self._link()
-        except OSError as error:
-            raise write_error(self.path, error) from error
-
-    def _link(self) -> None:
-        """Rename without replacing: a link fails where a file is, and the old name goes afterwards."""
-        try:
-            os.link(self.partial, self.path)
-        except FileExistsError as error:
-            # A run that died between the two steps left both names on one file.
-            if not self.partial.samefile(self.path):
-                remedy = "remove it, or give --overwrite"
-                raise UsageError("output-exists", "exists", subject=str(self.path), remedy=remedy) from error
-        except OSError as error:
-            if error.errno not in NO_LINKS:
-                raise
-            self.partial.replace(self.path)
-            return
-        self.partial.unlink()
+        if self.partial.exists():
+            give_final_name(self.partial, self.path, overwrite=overwrite)
 
     def discard(self) -> None:
         """Delete the partial file, if it was opened here or an earlier run of the plan left it."""
@@ -204,6 +179,36 @@ class Output:
     def __exit__(self, *_: object) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
+
+
+def give_final_name(partial: Path, path: Path, *, overwrite: bool) -> None:
+    """Rename a complete file; UsageError when another one has the name, unless it may be overwritten."""
+    try:
+        if overwrite:
+            partial.replace(path)
+            # Renaming does nothing when both names are on one file.
+            partial.unlink(missing_ok=True)
+        else:
+            _link(partial, path)
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def _link(partial: Path, path: Path) -> None:
+    """Rename without replacing: a link fails where a file is, and the old name goes afterwards."""
+    try:
+        os.link(partial, path)
+    except FileExistsError as error:
+        # A run that died between the two steps left both names on one file.
+        if not partial.samefile(path):
+            remedy = "remove it, or give --overwrite"
+            raise UsageError("output-exists", "exists", subject=str(path), remedy=remedy) from error
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        partial.replace(path)
+        return
+    partial.unlink()
 
 
 def partial_of(path: Path) -> Path:

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from nextn.convert.checkpoint import open_checkpoint
+from nextn.convert.hub.locations import Location
+from nextn.convert.hub.needed import gather
+from nextn.convert.hub.opening import checkpoint_files
 from nextn.convert.manifest import hash_files, manifest, write_manifest
 from nextn.convert.plan import Plan
 from nextn.convert.planner import Options, plan_conversion
 from nextn.convert.writer import Notice, Progress, default_jobs, write_plan
 from nextn.gguf_schema.architecture import Role
-from nextn.gguf_schema.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,13 @@ class WrittenFile:
 
 @dataclass(frozen=True)
 class Conversion:
-    """What a conversion did."""
+    """What a conversion did; `bytes_fetched` are those of weights that came from the hub for it."""
 
     outputs: tuple[WrittenFile, ...]
     plan: Plan
     seconds: float
     bytes_read: int
+    bytes_fetched: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """The result as `--json` prints it."""
@@ -51,34 +54,29 @@ class Conversion:
             **self.plan.as_json(),
             "seconds": round(self.seconds, 3),
             "bytes_read": self.bytes_read,
+            "bytes_fetched": self.bytes_fetched,
             "peak_rss_bytes": peak_rss_bytes(),
         }
 
 
-def plan(source: Path, options: Options) -> Plan:
-    """The plan of converting the checkpoint in `source`; reads no payload.
+def plan(source: Path | Location, options: Options) -> Plan:
+    """The plan of converting the checkpoint in a folder, or in a repository on the hub; reads no payload.
 
-    Raises InputError when it cannot be read or converted.
+    Raises InputError when it cannot be read or converted, HubError when the hub does not give it.
     """
-    if not source.is_dir():
-        raise InputError(
-            "no-checkpoint",
-            "is not a folder" if source.exists() else "does not exist",
-            subject=str(source),
-            remedy="give the folder of a checkpoint in Hugging Face format",
-        )
+    files = checkpoint_files(source)
     # Tens of thousands of objects are made and kept: looking for garbage among them takes a third of the time.
     collecting = gc.isenabled()
     gc.disable()
     try:
-        return plan_conversion(open_checkpoint(source), options)
+        return plan_conversion(open_checkpoint(files), options)
     finally:
         if collecting:
             gc.enable()
 
 
 def convert(
-    source: Path,
+    source: Path | Location,
     folder: Path,
     roles: Sequence[Role] = (Role.COMBINED,),
     outtype: str = "auto",
@@ -87,7 +85,7 @@ def convert(
     progress: Progress = lambda _: None,
     options: Options | None = None,
 ) -> Conversion:
-    """Convert the checkpoint in `source` to one file for each role under `folder`.
+    """Convert the checkpoint at `source` to one file for each role under `folder`.
 
     `options` replaces `roles` and `outtype` when more is wanted. Raises InputError for a bad checkpoint or a full disk,
     UsageError when an output exists, VerdictError when a written file is not what was planned.
@@ -114,6 +112,7 @@ def execute(
     With `manifest_file` the files are hashed, and what they are made of is written there.
     """
     hashes: dict[Path, str] = {}
+    fetched: list[int] = []
 
     def finish(paths: Sequence[Path]) -> None:
         if manifest_file:
@@ -128,6 +127,7 @@ def execute(
         jobs=jobs,
         progress=progress,
         notice=notice,
+        gather=lambda payloads: fetched.append(gather(payloads, progress)),
         beside=beside,
         finish=finish,
     )
@@ -135,7 +135,8 @@ def execute(
         WrittenFile(path, file.role, len(file.tensors), file.total_bytes, hashes.get(path))
         for file, path in zip(planned.files, written.paths, strict=True)
     )
-    return Conversion(outputs, planned, time.monotonic() - start, planned.bytes_of_sources(written.kept))
+    seconds = time.monotonic() - start
+    return Conversion(outputs, planned, seconds, planned.bytes_of_sources(written.kept), sum(fetched))
 
 
 def peak_rss_bytes() -> int:

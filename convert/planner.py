@@ -85,7 +85,10 @@ def plan_conversion(checkpoint: Checkpoint, options: Options) -> Plan:
         checkpoint.folder, checkpoint.config, h.vocab_size, style=family.tokenizer, pre=options.pre
     )
     description = read_description(
-        checkpoint.folder, model_name=options.model_name, overrides_file=options.metadata_file
+        checkpoint.folder,
+        name=checkpoint.repository.split("@")[0].rpartition("/")[2] if checkpoint.repository else None,
+        model_name=options.model_name,
+        overrides_file=options.metadata_file,
     )
     vocabulary = {key: encoded_once(key, value) for key, value in tokenizer.keys.items()}
     files = tuple(
@@ -115,13 +118,13 @@ def _settle_roles(checkpoint: Checkpoint, options: Options, facts: Facts) -> tup
             raise InputError(
                 "no-head",
                 f"holds no head, which {f'--emit {wanted}' if wanted else '--require-mtp'} needs",
-                subject=str(checkpoint.folder),
+                subject=checkpoint.name,
                 remedy="take the head from the base model's repository, or use --emit trunk",
             )
         if Role.COMBINED in roles:
             facts.findings.warn(
                 "no-head",
-                str(checkpoint.folder),
+                checkpoint.name,
                 "holds no head: a trunk file is written instead of a combined one",
                 "give --require-mtp to stop instead",
             )

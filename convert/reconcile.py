@@ -106,7 +106,7 @@ def check_complete(
     raise InputError(
         "missing-tensors",
         f"{counted(len(hub_names), 'tensor')} needed for {' and '.join(affected)} not there: {shown}",
-        subject=", ".join(parts) or str(checkpoint.folder),
+        subject=", ".join(parts) or checkpoint.name,
         remedy=remedy,
     )
 

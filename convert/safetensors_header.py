@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from nextn.gguf_schema.contents import ByteSource
 from nextn.gguf_schema.errors import InputError, counted
 
+# Of the length of the header, which a file begins with.
+LENGTH_BYTES = 8
 # The library's own limit for a header.
 MAX_HEADER = 100_000_000
 
@@ -39,19 +41,19 @@ def parse_header(source: ByteSource) -> dict[str, Entry]:
     Raises InputError when the header is damaged, when a range disagrees with dtype and shape, when ranges overlap or
     leave gaps, and when the file is shorter or longer than `8 + header + last end`.
     """
-    if source.size < 8:
+    if source.size < LENGTH_BYTES:
         raise _bad(source, f"is {source.size} bytes long, too short for a safetensors file")
-    length = int.from_bytes(source.read(0, 8), "little")
-    if length > min(source.size - 8, MAX_HEADER):
+    length = int.from_bytes(source.read(0, LENGTH_BYTES), "little")
+    if length > min(source.size - LENGTH_BYTES, MAX_HEADER):
         raise _bad(source, f"declares a header of {length} bytes in a file of {source.size}")
     try:
-        header = json.loads(source.read(8, length), object_pairs_hook=unique_names)
+        header = json.loads(source.read(LENGTH_BYTES, length), object_pairs_hook=unique_names)
     except (ValueError, RecursionError) as error:
         raise _bad(source, f"the header is not valid JSON: {error}") from error
     if not isinstance(header, dict):
         raise _bad(source, "the header is not a JSON object")
     header.pop("__metadata__", None)
-    start = 8 + length
+    start = LENGTH_BYTES + length
     entries = {name: _entry(source, name, item, start) for name, item in header.items()}
     _check_ranges(source, entries, start)
     return entries

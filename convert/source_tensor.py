@@ -57,12 +57,19 @@ class SourceTensor:
         scale = f" {self.block} {self.scale.identity}" if self.scale else ""
         return f"{self.source.identity} {self.name} {self.dtype} {self.shape} {self.offset}{scale}"
 
-    def read(self, start: int, count: int) -> bytes:
-        """Bytes of `count` elements from element `start`, row-major; InputError when it has no such elements."""
+    def span(self, start: int, count: int) -> tuple[int, int]:
+        """Where in the file `count` elements from element `start` are: their place and length in bytes.
+
+        InputError when it has no such elements.
+        """
         if start < 0 or start + count > self.elements:
             message = f"elements {start}…{start + count} are asked for, it has {self.elements}"
             raise InputError("beyond-tensor", message, subject=self.name)
-        return self.source.read(self.offset + self._bytes(start), self._bytes(count))
+        return self.offset + self._bytes(start), self._bytes(count)
+
+    def read(self, start: int, count: int) -> bytes:
+        """Bytes of `count` elements from element `start`, row-major; InputError when it has no such elements."""
+        return self.source.read(*self.span(start, count))
 
 
 def stored(file: GGUFFile, name: str) -> SourceTensor:

@@ -32,6 +32,8 @@ SYNC_BYTES = 16 << 30
 Progress = Callable[[int], None]
 # Called with a line for the user.
 Notice = Callable[[str], None]
+# Called with the tensors that are to be made, before the first is.
+Gather = Callable[[Sequence[Payload]], None]
 KEPT = "the same command continues what it left unfinished"
 
 
@@ -53,14 +55,16 @@ def write_plan(
     jobs: int | None = None,
     progress: Progress = lambda _: None,
     notice: Notice = lambda _: None,
+    gather: Gather = lambda _: None,
     beside: Sequence[Path] = (),
     finish: Callable[[list[Path]], None] = lambda _: None,
 ) -> Written:
     """Write all files of the plan under `folder` with `jobs` threads, or continue doing so.
 
     `finish` is called with the paths when the files are in place, before the run counts as over; the files that it
-    writes are named by `beside`. `notice` is told when a run continues, and when it replaces the unfinished work of
-    another plan, which is no use to this one.
+    writes are named by `beside`. `gather` is called before the first tensor is made, with those still to be written.
+    `notice` is told when a run continues, and when it replaces the unfinished work of another plan, which is no use to
+    this one.
 
     Raises UsageError when an output exists (without `overwrite`), is one of the inputs, or is being written by another
     process; InputError when space is short, a source cannot be read or changes, or a value does not fit its type. After
@@ -92,7 +96,7 @@ def write_plan(
             if not written:
                 _prepare(plan, outputs, journal, notice)
                 kept = frozenset(journal.found.tensors)
-                _stream(plan, outputs, journal, jobs or default_jobs(), progress)
+                _stream(plan, outputs, journal, jobs or default_jobs(), progress, gather)
             for output in outputs:
                 output.finish(journal.found.tensors)
             _publish(outputs, journal, overwrite)
@@ -148,7 +152,9 @@ def _publish(outputs: Sequence[Output], journal: Journal, overwrite: bool) -> No
         sync_folder(path)
 
 
-def _stream(plan: Plan, outputs: Sequence[Output], journal: Journal, jobs: int, progress: Progress) -> None:
+def _stream(
+    plan: Plan, outputs: Sequence[Output], journal: Journal, jobs: int, progress: Progress, gather: Gather
+) -> None:
     """Write all data that an earlier run has not, and force it to the disk.
 
     Threads read and encode; this one alone writes, in order, since writers to one file only wait for each other.
@@ -158,7 +164,8 @@ def _stream(plan: Plan, outputs: Sequence[Output], journal: Journal, jobs: int, 
         if payload.info.name in done:
             progress(payload.info.nbytes * sum(output.holds(payload.info.name) for output in outputs))
     hashed = {name for output in outputs for name in output.file.hash_fields}
-    todo = (payload for payload in _wanted(plan, outputs) if payload.info.name not in done)
+    todo = [payload for payload in _wanted(plan, outputs) if payload.info.name not in done]
+    gather(todo)
     digest, unsynced = hashlib.sha256(), 0
     with ThreadPoolExecutor(jobs) as pool, Drain(outputs, journal) as drain:
         try:

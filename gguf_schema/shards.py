@@ -83,6 +83,30 @@ def open_gguf(path: Path, *, strict: bool = True, tolerated: Collection[str] = (
     return file
 
 
+@dataclass(frozen=True)
+class FileSet:
+    """The files of a model that are there, in order, wherever they are.
+
+    `paths` are the names of all files of the set; `missing` is the error about those that are not there.
+    """
+
+    name: str
+    sources: tuple[ByteSource, ...]
+    paths: tuple[str, ...] = ()
+    missing: InputError | None = None
+
+
+def local_set(path: Path) -> FileSet:
+    """The set that a file on disk is one of; InputError when one of its files cannot be opened."""
+    names = shard_names(path)
+    there = shards_there(path, names)
+    if path not in there:
+        there = [path]  # Who opens it says why it cannot be read.
+    folder = str(path).removesuffix(path.name)
+    sources = tuple(LocalFile(shard) for shard in there)
+    return FileSet(str(path), sources, tuple(folder + name for name in names), missing_shards(path, names, there))
+
+
 def shard_name(stem: str, index: int, count: int) -> str:
     """The file name of shard `index` (from 0) of `count`. Source: llama_split_path (llama.h)."""
     return f"{stem}-{index + 1:05d}-of-{count:05d}.gguf"

@@ -10,15 +10,19 @@ import click
 from nextn import __version__
 
 COMMANDS = (
+    "bench",
     "convert",
     "demo",
+    "fetch",
     "generate",
+    "identity",
     "inspect",
     "join",
     "relayout",
     "repair",
     "retype",
     "split",
+    "upload",
     "validate",
 )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nextn.cli.options import SomePath, roles, split_of, splitting_options, writing_options
+from nextn.cli.options import Place, SomePath, roles, split_of, splitting_options, writing_options
 from nextn.cli.planned import carry_out, nearest_folder
 from nextn.cli.report import report_options
 from nextn.gguf_schema.architecture import Role
@@ -17,12 +17,14 @@ from nextn.gguf_schema.errors import UsageError
 from nextn.gguf_schema.types import OUTPUT_TYPES
 
 if TYPE_CHECKING:
+    from nextn.convert.hub.locations import Location
     from nextn.convert.planner import Options
 
 EXAMPLE = """
 \b
-Example:
+Examples:
   nextn convert Step-3.7-Flash -o out --emit combined,trunk,mtp --outtype bf16
+  nextn convert stepfun-ai/Step-3.7-Flash@main -o out --emit mtp
 """
 
 
@@ -34,7 +36,7 @@ def not_empty(_: click.Context, __: click.Parameter, value: str | None) -> str |
 
 
 @click.command(epilog=EXAMPLE)
-@click.argument("source", type=SomePath())
+@click.argument("source", type=Place())
 @click.option("-o", "--output", type=SomePath(), help="Folder for the files; made when missing.")
 @click.option(
     "--outfile",
@@ -70,11 +72,13 @@ def not_empty(_: click.Context, __: click.Parameter, value: str | None) -> str |
 @click.option("--tie", is_flag=True, help="Take the embeddings as output matrix when the checkpoint has none.")
 @writing_options
 @report_options
-def command(source: Path, **asked: Any) -> None:
-    """Convert the checkpoint in folder SOURCE to GGUF files.
+def command(source: Path | Location, **asked: Any) -> None:
+    """Convert the checkpoint SOURCE, a folder or org/name[@revision] on the hub, to GGUF files.
 
     One file is written per role, all from one read of the checkpoint's bytes. Roles: combined (trunk and head), trunk,
     mtp (the head with embeddings and output matrix, a draft model of its own), mtp-shared (the head alone).
+    Of a repository on the hub only the bytes are fetched that the asked files are made of, each once, and they are kept
+    in the hub's cache.
     A run that was interrupted continues when the same command is given again. With other options or changed sources it
     starts over, and says so.
     """

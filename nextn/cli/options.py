@@ -12,7 +12,9 @@ from nextn.gguf_schema.architecture import Role
 from nextn.gguf_schema.errors import UsageError
 
 if TYPE_CHECKING:
+    from nextn.convert.hub.locations import Location
     from nextn.convert.splitting import Split
+    from nextn.gguf_schema.shards import FileSet
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,6 +40,27 @@ class SomePath(click.Path):
         if value == "":
             self.fail("is empty", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class Place(SomePath):
+    """A path, or what is on the hub: `org/name`, `org/name@revision`, `hf://org/name/file.gguf`. A local path wins."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path of a text, or its Location on the hub."""
+        from nextn.convert.hub.locations import location_of
+
+        location = location_of(value) if isinstance(value, str) else None
+        return location or super().convert(value, param, ctx)
+
+
+def opened(place: Path | Location) -> Path | FileSet:
+    """What a validator takes: a path as it is, a file on the hub by range. HubError when that is not there."""
+    if isinstance(place, Path):
+        return place
+    # Not for local files: it takes longer to import than all else that is done for one.
+    from nextn.convert.hub.gguf_sets import file_at
+
+    return file_at(place)
 
 
 def writing_options(function: F) -> F:

@@ -22,6 +22,7 @@ def carry_out(
 
     `nearest` is the folder that exists now, at or above `folder`; `start` is in monotonic seconds.
     """
+    from nextn.convert.hub.needed import bytes_to_ask
     from nextn.convert.pipeline import execute
     from nextn.convert.preflight import check_names
 
@@ -34,7 +35,9 @@ def carry_out(
         free = shutil.disk_usage(nearest).free
         report.result(plan_text(planned, folder, free), plan_as_json(planned, folder, free, start) | more)
         return
-    with report.progress("writing", sum(file.data_bytes for file in planned.files)) as progress:
+    fetched = bytes_to_ask(planned.payload)
+    what = "fetching and writing" if fetched else "writing"
+    with report.progress(what, fetched + sum(file.data_bytes for file in planned.files)) as progress:
         done = execute(
             planned,
             folder,
@@ -122,5 +125,6 @@ def done_text(done: Conversion) -> str:
         for output in done.outputs
     ]
     lines += _dropped_text(done.plan)
-    lines.append(f"read {size(done.bytes_read)} in {done.seconds:.1f} s")
+    fetched = f", fetched {size(done.bytes_fetched)}" if done.bytes_fetched else ""
+    lines.append(f"read {size(done.bytes_read)}{fetched} in {done.seconds:.1f} s")
     return "\n".join(lines)

@@ -42,7 +42,7 @@ def text_bytes(folder: Path) -> int:
 @EACH_FAMILY
 def test_convert_writes_what_it_reports(family: FamilyFixture, tmp_path: Path) -> None:
     shown = result("convert", family.checkpoint, "-o", tmp_path / "out", "--outtype", "bf16", *ALL_ROLES)
-    assert list(shown) == ["outputs", "dropped", "warnings", "seconds", "bytes_read", "peak_rss_bytes"]
+    assert list(shown) == ["outputs", "dropped", "warnings", "seconds", "bytes_read", "bytes_fetched", "peak_rss_bytes"]
     assert [output["role"] for output in shown["outputs"]] == list(ROLES)
     for output in shown["outputs"]:
         assert list(output) == ["path", "role", "tensors", "bytes", "sha256"]
@@ -146,7 +146,7 @@ def test_help_version_and_nothing_at_all() -> None:
     assert nothing.stderr == helped.stdout
     of_command = run("convert", "--help")
     assert of_command.returncode == 0
-    assert "Example:\n  nextn convert " in of_command.stdout.replace("    nextn", "  nextn")
+    assert "Examples:\n  nextn convert " in of_command.stdout.replace("    nextn", "  nextn")
     unknown = run("transmogrify")
     assert unknown.returncode == 2
     assert unknown.stderr.startswith("error: no such command 'transmogrify'")

@@ -94,7 +94,7 @@ def test_bad_metadata_is_named(text: str, said: str, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("source", ["nowhere", "org/name"])
+@pytest.mark.parametrize("source", ["nowhere", "no/where/at-all"])
 def test_a_source_that_is_not_there(source: str, tmp_path: Path) -> None:
     done = run("convert", source, "-o", "out", cwd=tmp_path)
     assert done.returncode == 3
