@@ -2,8 +2,12 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# The browser that the tests of the report page drive; Debian: apt-get install chromium.
+CHROMIUM ?= chromium
+export CHROMIUM
+NO_BROWSER = $(if $(shell command -v $(CHROMIUM) 2>/dev/null),,yes)
 
-.PHONY: demo test test-all lint format clean
+.PHONY: demo test test-all test-browser lint format clean
 
 # Installed again when the project's requirements change.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -18,7 +22,11 @@ test: $(VENV)/installed
 	$(BIN)/python -m pytest -n 2 -m 'not long'
 
 test-all: $(VENV)/installed
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 $(if $(NO_BROWSER),-m 'not browser')
+	$(if $(NO_BROWSER),@echo 'NOT RUN: the tests in a browser; install $(CHROMIUM) and run make test-browser')
+
+test-browser: $(VENV)/installed
+	$(BIN)/python -m pytest -m browser
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

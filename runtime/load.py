@@ -66,7 +66,7 @@ def use_threads(count: int) -> None:
     with suppress(ModuleNotFoundError):
         import numba
 
-        numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
+        numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
 
 
 def load_pair(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,10 @@ from nextn.gguf_schema.architecture import Role
 
 # Before torch is imported, here or in a command: with tiny models a second thread is only waited for.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Before triton is imported, by whatever: its kernels run on the CPU then, one program after the other.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+# There is none for other systems than Linux.
+collect_ignore_glob = [] if find_spec("triton") else ["*/test_triton_*.py"]
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nextn.gguf_schema.contents import Value
 from nextn.gguf_schema.shards import GGUFFile, open_gguf
+from nextn.kernels.operations import operations
 from nextn.runtime.model import Chunk
 from nextn.runtime.models.qwen4exp import Heads, HiddenNorm, Trunk
 from nextn.runtime.state import State
@@ -22,9 +23,11 @@ PROMPTS: dict[str, list[int]] = {prompt["name"]: prompt["ids"] for prompt in FAM
 HEAD = 0
 
 
-def model(path: Path, dtype: torch.dtype = torch.float32, hnorm: HiddenNorm = "stream") -> tuple[Trunk, Heads]:
+def model(
+    path: Path, dtype: torch.dtype = torch.float32, hnorm: HiddenNorm = "stream", form: str = "reference"
+) -> tuple[Trunk, Heads]:
     """The trunk and the head of a combined file."""
-    weights = Weights(open_gguf(path), dtype)
+    weights = Weights(open_gguf(path), dtype, ops=operations(form))
     return Trunk(weights), Heads(weights, hnorm)
 
 

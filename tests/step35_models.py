@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nextn.gguf_schema.contents import TensorInfo, Value
 from nextn.gguf_schema.shards import GGUFFile, open_gguf
+from nextn.kernels.operations import operations
 from nextn.runtime.model import Chunk
 from nextn.runtime.models.step35 import Heads, Trunk
 from nextn.runtime.weights import Weights
@@ -23,9 +24,9 @@ torch.set_num_threads(1)
 PROMPTS: dict[str, list[int]] = {prompt["name"]: prompt["ids"] for prompt in FAMILY.prompts}
 
 
-def model(path: Path, dtype: torch.dtype = torch.float32) -> tuple[Trunk, Heads]:
-    """The trunk and the heads of a combined file."""
-    weights = Weights(open_gguf(path), dtype)
+def model(path: Path, dtype: torch.dtype = torch.float32, form: str = "reference") -> tuple[Trunk, Heads]:
+    """The trunk and the heads of a combined file, with operations in a form."""
+    weights = Weights(open_gguf(path), dtype, ops=operations(form))
     return Trunk(weights), Heads(weights)
 
 

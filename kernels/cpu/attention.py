@@ -46,11 +46,11 @@ class Attention(Reference):
     ) -> Tensor:
         """As defined."""
         query, keys, values = whole(query), with_whole_rows(keys), with_whole_rows(values)
-        (rows, heads, d), kv_heads, dv = query.shape, keys.shape[1], values.shape[2]
-        out, reach = fresh(rows, heads, dv), numbers(begins, ends)
-        if len(reach) != 2 * rows or min(begins) < 0 or max(ends) > min(keys.shape[0], values.shape[0]):
-            raise ValueError(f"{rows} rows cannot attend to {reach.tolist()} of {keys.shape[0]} keys")
-        group = heads // kv_heads
+        (rows, heads, d), reach = query.shape, numbers(begins, ends)
+        (count, kv_heads, width), (known, _, dv) = keys.shape, values.shape
+        if len(reach) != 2 * rows or min(begins) < 0 or max(ends) > min(count, known) or width != d:
+            raise ValueError(f"{rows} rows of {d} values cannot attend to {reach.tolist()} of {list(keys.shape)} keys")
+        out, group = fresh(rows, heads, dv), heads // kv_heads
         parts = -(-group // HEADS_OF_TASK)
         seen = sum(ends) - sum(begins)
         all_tasks = _attend_by_threads if seen * heads * (d + dv) > WORTH_THREADS else _attend

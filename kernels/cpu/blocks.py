@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from llvmlite import binding, ir
 
@@ -18,7 +19,8 @@ I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 FLOAT, HALF = ir.FloatType(), ir.HalfType()
 FLOATS, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(I32, LANES)
 
-Value = ir.Value
+# A value in LLVM's code; llvmlite declares no types.
+Value: TypeAlias = Any
 Vectors = Iterator[Value]
 
 # An instruction that looks sixteen integers up in sixteen others.
@@ -221,7 +223,7 @@ def q3_k(block: Block) -> Vectors:
 def _scale_and_minimum(block: Block, part: int) -> tuple[Value, Value]:
     """The six bits each of one of eight parts of a Q4_K or Q5_K block, whose twelve bytes of them begin at 4."""
     if part < 4:
-        return tuple(block.bits(block.byte(4 + place), 0, 6) for place in (part, part + 4))  # type: ignore[return-value]
+        return tuple(block.bits(block.byte(4 + place), 0, 6) for place in (part, part + 4))
     both = block.byte(8 + part)
     low = (block.bits(both, 0, 4), block.bits(both, 4, 4))
     high = (block.bits(block.byte(part), 6, 2), block.bits(block.byte(4 + part), 6, 2))

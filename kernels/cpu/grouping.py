@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from nextn.kernels.cpu.memory import compiled, float32, floats, fresh, longs, whole
+from nextn.kernels.cpu.memory import compiled, float32, floats, fresh, fresh_numbers, longs, whole
 
 
 def grouped(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, int]:
@@ -18,7 +17,7 @@ def grouped(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, int]:
     """
     chosen = chosen.contiguous()
     pairs = chosen.numel()
-    order, groups = torch.from_numpy(np.empty(pairs, np.int64)), torch.from_numpy(np.empty((experts, 3), np.int64))
+    order, groups = fresh_numbers(pairs), fresh_numbers(experts, 3)
     count = _group(chosen.data_ptr(), order.data_ptr(), groups.data_ptr(), pairs, experts)
     if count < 0:
         raise IndexError(f"rows go to experts {chosen.tolist()}, of which there are {experts}")

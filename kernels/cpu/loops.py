@@ -51,8 +51,9 @@ def tile(
 ) -> None:
     """The products of one tile of one group, from weight row `first` on.
 
-    kernels, plain: addresses of the addresses of microkernels, of the weights' type and of F32. shape: address of out, in, blocks, rest, bytes of a weight row, blocks and rest of F32, bytes from one
-    matrix to the next. group: address of matrix, first row and number of rows.
+    kernels, plain: addresses of the addresses of microkernels, of the weights' type and of F32. shape: address of out,
+    in, blocks, rest, bytes of a weight row, blocks and rest of F32, and bytes from one matrix to the next. group:
+    address of the numbers of matrix, first row and rows. scratch: room for the decoded tile.
     """
     dims, mine = longs(shape), longs(group)
     out, n, blocks, rest, row_bytes = dims[0], dims[1], dims[2], dims[3], dims[4]

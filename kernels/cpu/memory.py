@@ -43,17 +43,30 @@ class Longs(Protocol):
 
 def compiled(function: F) -> F:
     """A function compiled on its first call, or read from numba's cache. Divisions by zero give what IEEE 754 says."""
-    return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
+    return _compiled(function)
 
 
 def compiled_for_threads(function: F) -> F:
     """As `compiled`, for a function with a loop over `numba.prange`. It must be no function that `compiled` has too."""
-    return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy", parallel=True)(function))
+    return _compiled(function, parallel=True)
+
+
+def _compiled(function: F, parallel: bool = False) -> F:
+    try:
+        return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy", parallel=parallel)(function))
+    except RuntimeError:
+        # There is no folder that a cache could be kept in.
+        return cast(F, numba.njit(nogil=True, error_model="numpy", parallel=parallel)(function))
 
 
 def fresh(*shape: int) -> Tensor:
     """A float32 tensor to be filled: numpy hands out small memory faster than torch."""
     return torch.from_numpy(np.empty(shape, np.float32))
+
+
+def fresh_numbers(*shape: int) -> Tensor:
+    """An int64 tensor to be filled."""
+    return torch.from_numpy(np.empty(shape, np.int64))
 
 
 def like(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from llvmlite import binding, ir
 
-from nextn.kernels.cpu.blocks import FLOAT, FLOATS, FORMS, I8, I32, I64, INTS, LANES, Block, Form, Value
+from nextn.kernels.cpu.blocks import FLOAT, FLOATS, FORMS, I8, I16, I32, I64, INTS, LANES, Block, Form, Value, f16, f32
 
 # Rows of float32 that are done at once, and then also rows of the weight: their accumulators fit into the registers.
 MOST_ROWS, MOST_COLUMNS = 4, 2
@@ -131,10 +131,10 @@ def _product(module: ir.Module, form: Form, name: str, rows: int, columns: int) 
     pairs = zip(loop.carried[::2], loop.carried[1::2], strict=True)
     totals = [_total(builder, builder.fadd(even, odd)) for even, odd in pairs]
     for column, line in enumerate(lines):
-        mine = totals[column * rows : (column + 1) * rows]
+        results = totals[column * rows : (column + 1) * rows]
         if form.is_plain:
-            mine = _with_rest(builder, form, (line, blocks, rest), starts, mine)
-        for row, total in enumerate(mine):
+            results = _with_rest(builder, form, (line, blocks, rest), starts, results)
+        for row, total in enumerate(results):
             at = builder.add(builder.mul(y_stride, ir.Constant(I64, row)), ir.Constant(I64, column))
             builder.store(total, builder.gep(y, [at]))
     builder.ret_void()
@@ -173,19 +173,17 @@ def _rest_loop(
     place = builder.add(builder.mul(blocks, ir.Constant(I64, form.weights)), loop.index)
     size = form.bytes // form.weights
     at = builder.gep(weights, [builder.mul(place, ir.Constant(I64, size))])
-    # The first value of a vector that would begin there, of which no more is read.
     return loop, _plain(builder, form, at), place
 
 
 def _plain(builder: ir.IRBuilder, form: Form, at: Value) -> Value:
     """One F32, F16 or BF16 as a float."""
     block = Block(builder, at)
-    name = next(name for name, known in FORMS.items() if known is form)
-    if name == "F32":
+    if form.decode is f32:
         return block.load(FLOAT, 0)
-    if name == "F16":
+    if form.decode is f16:
         return block.half(0)
-    upper = builder.zext(block.load(ir.IntType(16), 0), I32)
+    upper = builder.zext(block.load(I16, 0), I32)
     return builder.bitcast(builder.shl(upper, ir.Constant(I32, 16)), FLOAT)
 
 

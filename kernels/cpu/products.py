@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from nextn.kernels.cpu.blocks import FORMS
+from nextn.kernels.cpu.grouping import combined, gathered, grouped
 from nextn.kernels.cpu.loops import alone, together
 from nextn.kernels.cpu.memory import fresh, whole
 from nextn.kernels.cpu.microkernels import microkernels
@@ -82,46 +83,36 @@ class Products(Routing):
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         """As defined."""
-        return _product(x, packed(weight), _one_group(len(x)), 1)
+        return _product(x, packed(weight), _one_group(x.shape[0]).address, 1)
 
     def linear_by_head(self, x: Tensor, weight: Weight) -> Tensor:
         """As defined."""
         rows, heads = x.shape[:2]
         groups = Numbers([(head, head * rows, rows) for head in range(heads)])
-        y = _product(x.transpose(0, 1).reshape(heads * rows, -1), packed(weight), groups, heads)
+        y = _product(x.transpose(0, 1).reshape(heads * rows, -1), packed(weight), groups.address, heads)
         return y.reshape(heads, rows, -1).transpose(0, 1)
 
     def experts(
         self, x: Tensor, chosen: Tensor, shares: Tensor, matrices: tuple[Weight, Weight, Weight], form: Gate = PLAIN
     ) -> Tensor:
         """As defined."""
-        rows, used = chosen.shape
-        flat = chosen.reshape(-1).numpy()
-        # Pairs of a row and one of its experts, by expert; of one expert in the order of the rows.
-        order = np.argsort(flat, kind="stable")
-        experts, begins, counts = np.unique(flat[order], return_index=True, return_counts=True)
-        groups = Numbers(np.stack((experts, begins, counts), axis=1))
         gate, up, down = (packed(matrix) for matrix in matrices)
-        mine = x[torch.from_numpy(order // used)]
-        parts = (_product(mine, matrix, groups, len(experts)) for matrix in (gate, up))
-        y = _product(self.gated(*parts, form), down, groups, len(experts))
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        y = y[torch.from_numpy(back)].reshape(rows, used, -1) * shares[..., None]
-        total = y[:, 0]
-        for place in range(1, used):
-            total = total + y[:, place]
-        return total
+        order, groups, count = grouped(chosen, matrices[0].shape[0])
+        mine = gathered(x, order, chosen.shape[1])
+        first, second = (_product(mine, matrix, groups.data_ptr(), count) for matrix in (gate, up))
+        y = _product(self.gated(first, second, form), down, groups.data_ptr(), count)
+        return combined(y, order, shares)
 
 
-def _product(x: Tensor, weight: Packed, groups: Numbers, count: int) -> Tensor:
+def _product(x: Tensor, weight: Packed, groups: int, count: int) -> Tensor:
     """Rows x [rows, in] of groups (matrix, first row, rows) times the transposes of their matrices: [rows, out]."""
-    if x.shape[1] != weight.width:
-        raise ValueError(f"rows of {x.shape[1]} values, want {weight.width}")
+    rows, width = x.shape
+    if width != weight.width:
+        raise ValueError(f"rows of {width} values, want {weight.width}")
     x = whole(x)
-    y = fresh(len(x), weight.out)
-    shared = len(x) * weight.out * weight.width >= SHARED_WORK and numba.get_num_threads() > 1
+    y = fresh(rows, weight.out)
+    shared = rows * weight.out * weight.width >= SHARED_WORK and numba.get_num_threads() > 1
     loop = together if shared else alone
-    tables = (weight.kernels, _kernels("F32").address, weight.shape, groups.address)
+    tables = (weight.kernels, _kernels("F32").address, weight.shape, groups)
     loop(*tables, count, weight.address, x.data_ptr(), y.data_ptr())
     return y

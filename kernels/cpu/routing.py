@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from nextn.kernels.cpu import functions
 from nextn.kernels.cpu.elementwise import softmax
-from nextn.kernels.cpu.memory import compiled, float32, floats, fresh, longs, whole
+from nextn.kernels.cpu.memory import compiled, float32, floats, fresh, fresh_numbers, longs, whole
 from nextn.kernels.routing import SMALLEST_SUM, Router, Routing
 
 
@@ -21,7 +20,8 @@ class Routers(Routing):
         """As defined."""
         logits = whole(logits)
         rows, experts = logits.shape
-        chosen, shares = torch.from_numpy(np.empty((rows, router.used), np.int64)), fresh(rows, router.used)
+        _check(experts, router.used, router.groups)
+        chosen, shares = fresh_numbers(rows, router.used), fresh(rows, router.used)
         _route_by_sigmoid(
             *(logits.data_ptr(), bias.data_ptr(), chosen.data_ptr(), shares.data_ptr(), rows, experts, router.used),
             *(float(router.scale), router.normalizes, router.groups, router.groups_used),
@@ -32,9 +32,15 @@ class Routers(Routing):
         """As defined."""
         logits = whole(logits)
         rows, experts = logits.shape
-        chosen, shares = torch.from_numpy(np.empty((rows, used), np.int64)), fresh(rows, used)
+        _check(experts, used)
+        chosen, shares = fresh_numbers(rows, used), fresh(rows, used)
         _route_by_softmax(logits.data_ptr(), chosen.data_ptr(), shares.data_ptr(), rows, experts, used)
         return chosen, shares
+
+
+def _check(experts: int, used: int, groups: int = 1) -> None:
+    if used > experts or experts % groups:
+        raise ValueError(f"{used} of {experts} experts cannot be chosen from {groups} groups")
 
 
 @compiled

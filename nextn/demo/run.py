@@ -14,6 +14,7 @@ from nextn.convert.pipeline import Conversion, convert
 from nextn.gguf_schema.architecture import Role
 from nextn.gguf_schema.errors import InputError
 from nextn.runtime.engines import llama_cpp
+from nextn.runtime.engines.engine import Asked, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,7 +59,7 @@ class Run:
     model: Role
     draft: Role | None
     n_max: int
-    outcome: llama_cpp.Outcome
+    outcome: Outcome
     texts: tuple[str, ...]
     identical: bool  # to the tokens of the first run
 
@@ -70,12 +71,12 @@ class Run:
     @property
     def drafted(self) -> int:
         """Draft tokens that were verified, over all prompts."""
-        return sum(each.drafted for each in self.outcome.continuations)
+        return sum(each.n_drafted for each in self.outcome.continuations)
 
     @property
     def accepted(self) -> int:
         """Draft tokens that were accepted, over all prompts."""
-        return sum(each.accepted for each in self.outcome.continuations)
+        return sum(each.n_accepted for each in self.outcome.continuations)
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Demonstration:
     llama_cpp_version: str
     prompts: tuple[Prompt, ...]
     runs: tuple[Run, ...]
-    refusal: llama_cpp.Outcome
+    refusal: Outcome
 
     @property
     def checks(self) -> dict[str, bool]:
@@ -151,28 +152,19 @@ def demonstrate(
     return Demonstration(folder, conversion, version, prompts, tuple(runs), refusal)
 
 
-def _by_llama_cpp(model: Path, prompts: Sequence[tuple[int, ...]], draft: Path | None, n_max: int) -> llama_cpp.Outcome:
+def _by_llama_cpp(model: Path, prompts: Sequence[tuple[int, ...]], draft: Path | None, n_max: int) -> Outcome:
     return llama_cpp.run(model, prompts, draft=draft, n_max=n_max, n_predict=N_PREDICT)
 
 
-def _by_reference(model: Path, prompts: Sequence[tuple[int, ...]], draft: Path | None, n_max: int) -> llama_cpp.Outcome:
-    from nextn.runtime.drafting import Options
+def _by_reference(model: Path, prompts: Sequence[tuple[int, ...]], draft: Path | None, n_max: int) -> Outcome:
+    from nextn.runtime.engines.reference import Reference
     from nextn.runtime.load import load_pair, use_threads
-    from nextn.runtime.speculative import Speculator
     from nextn.runtime.text import Text
 
     use_threads(1)
     pair = load_pair(model, draft, drafting=n_max > 0)
-    speculator = Speculator(pair.trunk, pair.heads, Options(n_max))
-    runs = speculator.generate(prompts, N_PREDICT, Text(pair.file.contents).ends)
-    said = (
-        llama_cpp.Continuation(
-            tuple(run.tokens), run.n_drafted, run.n_accepted, run.stop, run.seconds_prefill, run.seconds_decode
-        )
-        for run in runs
-    )
-    errors = [error for run in runs for error in run.draft_errors]
-    return llama_cpp.Outcome("error" if errors else "ok", "; ".join(errors), tuple(said), "")
+    reference = Reference(pair.trunk, pair.heads, Text(pair.file.contents).ends)
+    return reference.run(prompts, Asked(n_max, N_PREDICT))
 
 
 _ENGINES = {LLAMA_CPP: _by_llama_cpp, REFERENCE: _by_reference}

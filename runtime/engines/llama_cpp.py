@@ -1,62 +1,72 @@
 """Real llama.cpp as an engine: what it generates, what it drafts, or how exactly it refuses a file.
 
-llama.cpp answers some files with an exception, some with an abort and some with a segmentation fault. It therefore
-always runs in a child process (`llama_cpp_child`), and each of these is an `Outcome`, never a failure of the caller.
+It always runs in a child process (`llama_cpp_child`), so that a crash of it is a result.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import json
-import os
-import queue
-import re
-import signal
-import subprocess
 import sys
-import tempfile
-import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any
 
 from nextn.gguf_schema.errors import InputError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-Status = Literal["ok", "error", "abort", "segfault", "killed", "timeout"]
+from nextn.runtime.engines.child import supervise
+from nextn.runtime.engines.engine import Asked, Outcome, Prompts
 
 CHILD = (sys.executable, "-P", "-m", "nextn.runtime.engines.llama_cpp_child")
-LOG_TAIL = 16_384  # characters of the log that an outcome keeps
 SMALLEST_CONTEXT = 1024
+TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
-class Continuation:
-    """What llama.cpp made of one prompt: token ids (an end token included), draft counts, why it stopped, seconds."""
+class LlamaCpp:
+    """Real llama.cpp in a child process; every run has a new server, with caches of F32.
 
-    tokens: tuple[int, ...]
-    drafted: int
-    accepted: int
-    stop: str  # "eos" or "limit"
-    seconds_prefill: float
-    seconds_decode: float
+    `context` is in tokens for each sequence, `timeout_s` the seconds that one prompt may take, loading included. With
+    one of `threads` runs can be compared exactly.
+    """
 
+    model: Path
+    draft: Path | None
+    context: int
+    vocabulary: int
+    timeout_s: float = TIMEOUT_S
+    name: str = "llama-cpp"
+    threads: int = 1
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a child process ended, the line of llama.cpp's log that says why, and every prompt finished before that."""
+    def describe(self) -> dict[str, str]:
+        """Version, and the settings under which runs can be compared exactly. InputError without xllamacpp."""
+        return {
+            "version": f"xllamacpp {require()}",
+            "vocabulary": str(self.vocabulary),
+            "context": str(self.context),
+            "kv_type": "F32",
+            "flash_attention": "off",
+            "threads": str(self.threads),
+            "gpu_layers": "0",
+        }
 
-    status: Status
-    message: str
-    continuations: tuple[Continuation, ...]
-    log: str
+    def run(self, prompts: Prompts, asked: Asked) -> Outcome:
+        """Continue each prompt in a server of its own."""
+        return self._launched(prompts, asked, together=False)
 
-    @property
-    def ok(self) -> bool:
-        """Whether everything that was asked for happened."""
-        return self.status == "ok"
+    def run_together(self, prompts: Prompts, asked: Asked) -> Outcome:
+        """Continue all prompts in one server, each in a slot of its own."""
+        return self._launched(prompts, asked, together=True)
+
+    def _launched(self, prompts: Prompts, asked: Asked, *, together: bool) -> Outcome:
+        job = _job(prompts, asked, self.context) | {
+            "together": together,
+            "rounds": asked.n_max > 0,
+            "threads": self.threads,
+        }
+        timeout_s = self.timeout_s * (len(prompts) if together else 1)
+        return _launch(job, self.model, self.draft, mtp=asked.n_max > 0, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """Nothing: no child outlives its run."""
 
 
 def version() -> str | None:
@@ -78,13 +88,13 @@ def require() -> str:
 
 def run(
     model: Path,
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     *,
     draft: Path | None = None,
     n_max: int = 0,
     n_predict: int = 64,
     context: int | None = None,
-    timeout_s: float = 300.0,
+    timeout_s: float = TIMEOUT_S,
 ) -> Outcome:
     """Continue each prompt (token ids, fed as they are) greedily by up to `n_predict` tokens, each in a fresh server.
 
@@ -93,21 +103,13 @@ def run(
     seconds that one prompt may take, loading included. Raises InputError for a missing file or a missing xllamacpp,
     UsageError without prompts; whatever llama.cpp itself does is the outcome.
     """
-    if not prompts or not all(prompts):
-        raise UsageError("prompt-empty", "llama.cpp needs at least one prompt of at least one token")
     if context is None:
-        needed = max(len(prompt) for prompt in prompts) + n_predict + n_max + 2
+        needed = max((len(prompt) for prompt in prompts), default=0) + n_predict + n_max + 2
         context = max(SMALLEST_CONTEXT, -(-needed // 256) * 256)
-    job = {
-        "n_max": n_max,
-        "n_predict": n_predict,
-        "context": context,
-        "prompts": [list(prompt) for prompt in prompts],
-    }
-    return _launch(job, model, draft, mtp=n_max > 0, timeout_s=timeout_s)
+    return _launch(_job(prompts, Asked(n_max, n_predict), context), model, draft, mtp=n_max > 0, timeout_s=timeout_s)
 
 
-def load(model: Path, draft: Path | None = None, *, mtp: bool = False, timeout_s: float = 300.0) -> Outcome:
+def load(model: Path, draft: Path | None = None, *, mtp: bool = False, timeout_s: float = TIMEOUT_S) -> Outcome:
     """Start llama.cpp's server on `model` and let it go: does it load, and if not, what does it say?
 
     `mtp` asks for drafting with the model's own head, `draft` for drafting with the head of that file. Raises
@@ -117,6 +119,18 @@ def load(model: Path, draft: Path | None = None, *, mtp: bool = False, timeout_s
     return _launch(job, model, draft, mtp=mtp or draft is not None, timeout_s=timeout_s)
 
 
+def _job(prompts: Prompts, asked: Asked, context: int) -> dict[str, Any]:
+    if not prompts or not all(prompts):
+        raise UsageError("prompt-empty", "llama.cpp needs at least one prompt of at least one token")
+    return {
+        "n_max": asked.n_max,
+        "n_predict": asked.n_predict,
+        "top": asked.top,
+        "context": context,
+        "prompts": [list(prompt) for prompt in prompts],
+    }
+
+
 def _launch(job: dict[str, Any], model: Path, draft: Path | None, *, mtp: bool, timeout_s: float) -> Outcome:
     require()
     for path in (model, draft):
@@ -124,107 +138,3 @@ def _launch(job: dict[str, Any], model: Path, draft: Path | None, *, mtp: bool, 
             raise InputError("file-missing", "no such file", subject=str(path))
     files = {"model": str(model), "draft": str(draft) if mtp and draft else None}
     return supervise(CHILD, {**job, **files, "mtp": mtp, "timeout_s": timeout_s}, timeout_s)
-
-
-def supervise(command: Sequence[str], job: dict[str, Any], timeout_s: float) -> Outcome:
-    """Run a child on a job and report how it ended; it is killed after `timeout_s` seconds without a new result."""
-    # Without GGML_NO_BACKTRACE an abort starts a debugger, which takes seconds and buries the message.
-    environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
-    with tempfile.TemporaryFile() as log, tempfile.TemporaryFile() as stdin:
-        stdin.write(json.dumps(job).encode())
-        stdin.seek(0)
-        with subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=log, env=environment) as child:
-            continuations, timed_out = _collect(child, timeout_s)
-        log.seek(0)
-        text = log.read().decode(errors="replace")
-    status = "timeout" if timed_out else _status(child.returncode)
-    return Outcome(status, _message(status, child.returncode, timeout_s, text), continuations, text[-LOG_TAIL:])
-
-
-def _collect(child: subprocess.Popen[bytes], timeout_s: float) -> tuple[tuple[Continuation, ...], bool]:
-    """Read results until the child ends or is silent for too long; leaves no child behind."""
-    lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-
-    def read() -> None:
-        for line in child.stdout or ():
-            lines.put(line)
-        lines.put(None)
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    continuations: list[Continuation] = []
-    try:
-        # A line cut short by a crash is no result.
-        while (line := lines.get(timeout=timeout_s)) is not None and line.endswith(b"\n"):
-            fields = json.loads(line)
-            continuations.append(Continuation(**{**fields, "tokens": tuple(fields["tokens"])}))
-        child.wait(timeout_s)
-    except (queue.Empty, subprocess.TimeoutExpired):
-        return tuple(continuations), True
-    else:
-        return tuple(continuations), False
-    finally:
-        child.kill()  # also when the caller is interrupted; no effect on a child that has been waited for
-        reader.join(timeout_s)
-
-
-def _status(returncode: int) -> Status:
-    if returncode == 0:
-        return "ok"
-    if returncode == -signal.SIGABRT:
-        return "abort"
-    if returncode == -signal.SIGSEGV:
-        return "segfault"
-    return "killed" if returncode < 0 else "error"
-
-
-LOG_LINE = re.compile(
-    r"^(?:\d+\.)+\d+ (?P<level>[A-Z]) (?:(?:[a-z]+ +)?[\w:~()]+: )?(?:task id = \d+, error: )?(?P<text>.*)$"
-)
-FATAL_LINE = re.compile(
-    r"^(?:\S*/)?(?P<text>[^\s/]+\.(?:c|h|cpp|hpp|cu|m):\d+: .*|terminate called .*|\s*what\(\): .*)$"
-)
-# Each caller reports the failure once more. Kept: "failed to load draft model", which tells which file it was.
-ECHO = re.compile(r"failed to load model\b|failed to launch slot|exiting due to ")
-# The one reason that is only a warning: "context type MTP requested but model doesn't contain MTP layers".
-GRAVE_WARNING = re.compile(r"context type ")
-
-
-def _decides(level: str, text: str) -> bool:
-    return (level == "E" and not ECHO.match(text)) or (level == "W" and GRAVE_WARNING.match(text) is not None)
-
-
-def decisive_lines(log: str) -> list[str]:
-    """The lines of a llama.cpp log that say why it stopped, without time stamps, function names and repetitions."""
-    lines = log.splitlines()
-    fatal = [match["text"].strip() for match in map(FATAL_LINE.match, lines) if match]
-    errors = [
-        match["text"] for match in map(LOG_LINE.match, lines) if match and _decides(match["level"], match["text"])
-    ]
-    return list(dict.fromkeys(fatal or errors))
-
-
-def last_words(log: str) -> str:
-    """The last line of a log that is no warning: what llama.cpp was doing."""
-    for line in reversed(log.splitlines()):
-        match = LOG_LINE.match(line)
-        if line.strip() and (match is None or match["level"] != "W"):
-            return match["text"] if match else line.strip()
-    return ""
-
-
-def _message(status: Status, returncode: int, timeout_s: float, log: str) -> str:
-    if status == "ok":
-        return ""
-    reason = "; ".join(decisive_lines(log))
-    if reason and status in ("error", "abort"):
-        return reason
-    ending = {
-        "error": f"exit status {returncode}",
-        "abort": "aborted",
-        "segfault": "segmentation fault",
-        "killed": f"killed by signal {-returncode}",
-        "timeout": f"no result within {timeout_s:g} s",
-    }[status]
-    detail = reason or last_words(log)
-    return f"{ending}; last line of the log: {detail}" if detail else ending

@@ -2,10 +2,11 @@
 
     python -m nextn.runtime.engines.llama_cpp_child < job.json
 
-Job: `{"model", "draft", "mtp", "n_max", "n_predict", "context", "timeout_s", "prompts": [[ids]]}`.
-Without prompts the model is loaded and let go. Results leave on the descriptor that standard output was at the start;
-descriptors 1 and 2 then both lead to the log, because llama.cpp writes to either. An aborting runtime takes this
-process with it, which is why nothing else happens here and why only the standard library and xllamacpp are imported.
+Job: `{"model", "draft", "mtp", "n_max", "n_predict", "top"?, "context", "timeout_s", "prompts": [[ids]], "together"?,
+"rounds"?, "threads"?}`. Without prompts the model is loaded and let go; with `rounds` the log tells of each draft.
+Results leave on the descriptor that standard output was at the start; descriptors 1 and 2 then both lead to the log,
+because llama.cpp writes to either. An aborting runtime takes this process with it, which is why nothing else happens
+here and why nothing heavy but xllamacpp is imported.
 """
 
 from __future__ import annotations
@@ -13,34 +14,44 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import http.client
 import json
 import os
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from nextn.runtime.engines.child import DONE
+from nextn.runtime.engines.engine import Asked, Continuation, Prompts
+from nextn.runtime.engines.server_api import ServerError, together
 
 if TYPE_CHECKING:
     import xllamacpp
 
 F32 = 0  # GGML_TYPE_F32
+ROUNDS_TOLD = 5  # the verbosity at which the log tells of each draft
 
 
-def parameters(job: dict[str, Any]) -> xllamacpp.CommonParams:
-    """Settings under which two runs can be compared exactly: F32 caches, no flash attention, one thread, no reuse."""
+def parameters(job: dict[str, Any], sequences: int = 1) -> xllamacpp.CommonParams:
+    """Settings under which two runs can be compared exactly: F32 caches, no flash attention, no reuse, one thread.
+
+    The job's context is that of each sequence.
+    """
     import xllamacpp as xlc
 
     p = xlc.CommonParams()
     draft = p.speculative.draft
     p.model.path = job["model"]
     p.hostnames, p.port = ["127.0.0.1"], 0  # port 0: the system picks a free one
-    p.n_parallel, p.n_ctx = 1, job["context"]
+    p.n_parallel, p.n_ctx = sequences, sequences * job["context"]
+    if job.get("rounds"):
+        p.verbosity = ROUNDS_TOLD
     p.warmup = p.fit_params = p.ui = False  # warming up is one more empty decode; the server probes with one anyway
     p.cache_ram_mib = p.n_ctx_checkpoints = 0
     # On builds with a GPU backend; the draft's default would be "all layers".
     p.n_gpu_layers = draft.n_gpu_layers = 0
     p.no_op_offload = True
     for cpu in (p.cpuparams, p.cpuparams_batch, draft.cpuparams, draft.cpuparams_batch):
-        cpu.n_threads = 1
+        cpu.n_threads = job.get("threads", 1)
     f32 = type(p.cache_type_k)(F32)
     p.cache_type_k = p.cache_type_v = draft.cache_type_k = draft.cache_type_v = f32
     p.flash_attn_type = xlc.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
@@ -55,34 +66,28 @@ def parameters(job: dict[str, Any]) -> xllamacpp.CommonParams:
     return p
 
 
-def complete(address: str, prompt: list[int], job: dict[str, Any]) -> dict[str, Any]:
-    """Ask a running server for the greedy continuation of token ids; leaves with the server's words if it refuses."""
-    request = {
-        "prompt": prompt,
-        "n_predict": job["n_predict"],
-        "temperature": 0.0,
-        "top_k": 1,
-        "return_tokens": True,
-        "cache_prompt": False,
-    }
-    # Not urllib: it would send the request to a proxy named in the environment.
-    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=job["timeout_s"])
-    connection.request("POST", "/completion", json.dumps(request), {"Content-Type": "application/json"})
-    answer = json.loads(connection.getresponse().read())
-    connection.close()
-    if "error" in answer:
-        print(answer["error"]["message"], file=sys.stderr, flush=True)
+def serve(job: dict[str, Any], prompts: Prompts) -> list[Continuation]:
+    """What a new server says behind prompts, all at once; leaves with the server's words if it refuses.
+
+    llama.cpp keeps the pending hidden row of a slot from one request to the next: only a new server drafts like a first
+    request. Starting one takes 10 to 150 ms on a tiny model.
+    """
+    from xllamacpp import Server
+
+    asked = Asked(job["n_max"], job["n_predict"], job.get("top", 0))
+    server = Server(parameters(job, len(prompts)))
+    try:
+        found = together(server.listening_address, prompts, asked, timeout_s=job["timeout_s"])
+    except ServerError as error:
+        print(error, file=sys.stderr, flush=True)
         flush_log()
         os._exit(1)  # see main
-    timings = answer["timings"]
-    return {
-        "tokens": answer["tokens"],
-        "stop": answer["stop_type"],
-        "drafted": timings.get("draft_n", 0),
-        "accepted": timings.get("draft_n_accepted", 0),
-        "seconds_prefill": timings["prompt_ms"] / 1000,
-        "seconds_decode": timings["predicted_ms"] / 1000,
-    }
+    del server
+    gc.collect()
+    if job.get("rounds"):
+        flush_log()
+        print(DONE, file=sys.stderr, flush=True)
+    return found
 
 
 def flush_log() -> None:
@@ -108,19 +113,15 @@ def main() -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # crashes are expected; nobody wants their memory on disk
-    from xllamacpp import Server
-
     try:
         if not job["prompts"]:
-            server = Server(parameters(job))
-        for prompt in job["prompts"]:
-            # llama.cpp keeps the pending hidden row of a slot from one request to the next: only a new server drafts
-            # like a first request. Starting one takes 10 to 150 ms on a tiny model.
-            server = Server(parameters(job))
-            line = json.dumps(complete(server.listening_address, prompt, job))
-            os.write(results, f"{line}\n".encode())
-            del server
-            gc.collect()
+            from xllamacpp import Server
+
+            _server = Server(parameters(job))  # kept: letting go of it may take forever, see below
+        groups = [job["prompts"]] if job.get("together") else [[prompt] for prompt in job["prompts"]]
+        for prompts in filter(None, groups):
+            for continuation in serve(job, prompts):
+                os.write(results, f"{json.dumps(asdict(continuation))}\n".encode())
     except Exception:
         flush_log()
         raise

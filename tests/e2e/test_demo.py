@@ -15,6 +15,7 @@ from families import FAMILIES
 from nextn.cli.demo import command
 from nextn.demo import run as demo
 from nextn.runtime.engines import llama_cpp
+from nextn.runtime.engines.engine import Outcome
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +63,7 @@ def test_the_files_are_kept_where_asked_and_never_replaced_unasked(tmp_path: Pat
 def test_a_diverging_draft_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = llama_cpp.run
 
-    def diverging(*arguments: Any, **options: Any) -> llama_cpp.Outcome:
+    def diverging(*arguments: Any, **options: Any) -> Outcome:
         outcome = honest(*arguments, **options)
         if not options["draft"]:
             return outcome
@@ -78,7 +79,7 @@ def test_a_diverging_draft_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_runtime_that_crashes_is_a_failure_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    crash = llama_cpp.Outcome("abort", "step35.cpp:373: GGML_ASSERT(layer.nextn.eh_proj) failed", (), "")
+    crash = Outcome("abort", "step35.cpp:373: GGML_ASSERT(layer.nextn.eh_proj) failed", (), "")
     monkeypatch.setattr(llama_cpp, "run", lambda *_, **__: crash)
     result = CliRunner().invoke(command, ["--quiet"])
     assert result.exit_code == 1

@@ -16,6 +16,7 @@ from faults import ABORTS, HANGS, LOADS, REFUSES, SEGFAULTS, WRONG, Expect, Faul
 from nextn.gguf_schema.architecture import Role
 from nextn.gguf_schema.shards import open_gguf
 from nextn.runtime.engines import llama_cpp
+from nextn.runtime.engines.engine import Outcome
 from nextn.validators.forecast import forecast
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ EVERY_FAULT = [*(pytest.param(fault, id=name) for name, fault in SAMPLE.items())
 
 def answer(
     model: Path, prompt: list[int], draft: Path | None = None, n_predict: int = 4, timeout_s: float = 300.0
-) -> llama_cpp.Outcome:
+) -> Outcome:
     """What llama.cpp does with a prompt, and with drafts of two tokens if there is a `draft`."""
     for _ in range(2):
         n_max = 2 if draft else 0
@@ -47,7 +48,7 @@ def answer(
     return outcome
 
 
-def check(outcome: llama_cpp.Outcome, expected: Expect) -> None:
+def check(outcome: Outcome, expected: Expect) -> None:
     assert (outcome.status, expected.text in outcome.message) == (STATUS[expected.outcome], True), outcome.message
 
 
@@ -95,7 +96,7 @@ def test_silence_is_wrong(converted: Converted, tmp_path: Path, name: str, use: 
         (good,) = answer(files[Role.TRUNK], prompt, files[Role.MTP], 16).continuations
         (bad,) = answer(files[Role.TRUNK], prompt, path, 16).continuations
         assert bad.tokens == good.tokens
-        assert bad.accepted < good.accepted
+        assert bad.n_accepted < good.n_accepted
 
 
 @pytest.mark.long

@@ -85,7 +85,7 @@ def test_a_shared_sidecar_is_refused_in_every_place(converted: Converted, family
 def test_greedy_tokens_equal_the_golden_ones(converted: Converted, family: str, role: str) -> None:
     outcome = llama_cpp.run(converted(family)[role], prompts(family))
     assert outcome.status == "ok", outcome.message
-    seen = [(list(each.tokens), each.stop, each.drafted) for each in outcome.continuations]
+    seen = [(list(each.tokens), each.stop, each.n_drafted) for each in outcome.continuations]
     assert seen == [(each["tokens"], each["stop"], 0) for each in golden(family)]
 
 
@@ -100,6 +100,6 @@ def test_drafting_keeps_the_tokens_and_accepts_as_much_as_the_golden_files(
     expected = golden(family)
     assert [list(each.tokens) for each in outcome.continuations] == [each["tokens"] for each in expected]
     counts = [each["draft"][f"{files} n_max={n_max}"] for each in expected]
-    assert [(each.drafted, each.accepted) for each in outcome.continuations] == [
+    assert [(each.n_drafted, each.n_accepted) for each in outcome.continuations] == [
         (each["drafted"], each["accepted"]) for each in counts
     ]

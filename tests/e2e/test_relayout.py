@@ -46,7 +46,7 @@ def drafts(family: str, model: Path, draft: Path | None = None, n_max: int = 3) 
     assert outcome.status == "ok", outcome.message
     golden = FAMILIES[family].read("llama_cpp.json")["prompts"][: len(chosen)]
     counts = [each["draft"][configuration] for each in golden]
-    assert [(list(each.tokens), each.drafted, each.accepted) for each in outcome.continuations] == [
+    assert [(list(each.tokens), each.n_drafted, each.n_accepted) for each in outcome.continuations] == [
         (each["tokens"], count["drafted"], count["accepted"]) for each, count in zip(golden, counts, strict=True)
     ]
 

@@ -48,7 +48,7 @@ def test_llama_cpp_drafts_as_with_the_golden_files(
     assert outcome.status == "ok", outcome.message
     assert [list(each.tokens) for each in outcome.continuations] == [each["tokens"] for each in golden["prompts"]]
     counts = [each["draft"][configuration] for each in golden["prompts"]]
-    assert [(each.drafted, each.accepted) for each in outcome.continuations] == [
+    assert [(each.n_drafted, each.n_accepted) for each in outcome.continuations] == [
         (each["drafted"], each["accepted"]) for each in counts
     ]
 
@@ -63,5 +63,5 @@ def test_llama_cpp_drafts_with_fewer_heads(converted: Converted, heads: int, tmp
     assert [list(each.tokens) for each in outcome.continuations] == [each["tokens"] for each in golden["prompts"]]
     counts = [each["draft"].get(f"combined n_max={heads}") for each in golden["prompts"]]
     for each, count in zip(outcome.continuations, counts, strict=True):
-        assert each.drafted > 0
-        assert count is None or (each.drafted, each.accepted) == (count["drafted"], count["accepted"])
+        assert each.n_drafted > 0
+        assert count is None or (each.n_drafted, each.n_accepted) == (count["drafted"], count["accepted"])

@@ -153,7 +153,7 @@ def test_a_session_comes_back_from_its_file(parts: list[Tokens], undone: int, la
     session.last, session.tokens = last, list(told.tokens)
     session.pending = torch.tensor([0.1], dtype=torch.float64)
     with tempfile.TemporaryDirectory() as folder:
-        session.save(Path(folder) / "s", "toy")
+        session.save(Path(folder) / "s", MODEL)
         loaded = load_session(Path(folder) / "s", MODEL, None, KEEP)
     check(loaded.trunk, told)
     assert (loaded.last, loaded.tokens, loaded.pending.item()) == (last, told.tokens, 0.1)

@@ -14,6 +14,7 @@ from torch import Tensor
 from nextn.convert.pipeline import convert
 from nextn.gguf_schema.architecture import Role
 from nextn.gguf_schema.shards import open_gguf
+from nextn.kernels.operations import operations
 from nextn.runtime.model import Chunk
 from nextn.runtime.models.glm5_next import Heads, Trunk
 from nextn.runtime.state import RollbackError, State
@@ -21,7 +22,8 @@ from nextn.runtime.weights import Weights
 
 FAMILY = FAMILIES["glm5-next"]
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 36)
-TYPES = ("f32", "q8_0", "q4_0")
+# Of files, and of what they are computed with if that is not the definition.
+TYPES = ("f32", "q8_0", "q4_0", "f32-cpu", "q8_0-cpu")
 # Pools of 4, a budget of 32 rows: the last of 48 rows choose among 11 or 12 pools.
 TEXT = [ids for prompt in FAMILY.prompts if prompt["name"] == "p13" for ids in prompt["ids"]]
 LENGTH = 48
@@ -54,8 +56,8 @@ def file_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 class Model:
     """Trunk and head of one file, and what they make of texts that are computed in one way or another."""
 
-    def __init__(self, path: Path, dtype: torch.dtype = torch.float32) -> None:
-        weights = Weights(open_gguf(path), dtype)
+    def __init__(self, path: Path, dtype: torch.dtype = torch.float32, form: str = "reference") -> None:
+        weights = Weights(open_gguf(path), dtype, ops=operations(form))
         self.trunk, self.heads = Trunk(weights), Heads(weights)
 
     def hidden(self, tokens: Sequence[int]) -> Tensor:
@@ -88,6 +90,11 @@ class Model:
         return joined(parts)
 
 
+def model_of(file_of: Callable[[str], Path], type_: str) -> Model:
+    outtype, _, form = type_.partition("-")
+    return Model(file_of(outtype), form=form or "reference")
+
+
 def joined(parts: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     return tuple(torch.cat(part) for part in zip(*parts, strict=True))
 
@@ -98,16 +105,18 @@ def equal(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
 
 def grid(sample: set[tuple[str, int]], sizes: Sequence[int]) -> list[object]:
     return [
-        pytest.param(outtype, size, marks=[] if (outtype, size) in sample else [pytest.mark.long])
-        for outtype in TYPES
+        pytest.param(type_, size, marks=[] if (type_, size) in sample else [pytest.mark.long])
+        for type_ in TYPES
         for size in sizes
     ]
 
 
-@pytest.mark.parametrize(("outtype", "width"), grid({("f32", 36), ("q8_0", 9), ("q4_0", 3)}, WIDTHS))
-def test_a_row_does_not_depend_on_the_width(file_of: Callable[[str], Path], outtype: str, width: int) -> None:
+@pytest.mark.parametrize(
+    ("type_", "width"), grid({("f32", 36), ("q8_0", 9), ("q4_0", 3), ("f32-cpu", 36), ("q8_0-cpu", 7)}, WIDTHS)
+)
+def test_a_row_does_not_depend_on_the_width(file_of: Callable[[str], Path], type_: str, width: int) -> None:
     """A verification of so many rows behind a prefill, beside the same rows one at a time."""
-    model = Model(file_of(outtype))
+    model = model_of(file_of, type_)
     tokens, hidden = TEXT[:LENGTH], model.hidden(TEXT[:LENGTH])
     start = LENGTH - width
     states = model.states()
@@ -117,19 +126,19 @@ def test_a_row_does_not_depend_on_the_width(file_of: Callable[[str], Path], outt
     assert equal(wide, [part[start:] for part in single])
 
 
-@pytest.mark.parametrize(("outtype", "size"), grid({("q4_0", 16)}, (1, 3, 16)))
+@pytest.mark.parametrize(("type_", "size"), grid({("q4_0", 16), ("f32-cpu", 16)}, (1, 3, 16)))
 def test_a_row_does_not_depend_on_the_chunks_of_a_prefill(
-    file_of: Callable[[str], Path], outtype: str, size: int
+    file_of: Callable[[str], Path], type_: str, size: int
 ) -> None:
-    model = Model(file_of(outtype))
+    model = model_of(file_of, type_)
     tokens, hidden = TEXT[: LENGTH + 3], model.hidden(TEXT[: LENGTH + 3])
     assert equal(model.in_chunks(tokens, hidden, size), model.in_chunks(tokens, hidden, len(tokens)))
 
 
-@pytest.mark.parametrize(("outtype", "count"), grid({("f32", 3)}, (1, 2, 3, 4)))
-def test_sequences_do_not_see_each_other(file_of: Callable[[str], Path], outtype: str, count: int) -> None:
+@pytest.mark.parametrize(("type_", "count"), grid({("f32", 3), ("q8_0-cpu", 4)}, (1, 2, 3, 4)))
+def test_sequences_do_not_see_each_other(file_of: Callable[[str], Path], type_: str, count: int) -> None:
     """Prefill and a step of 1 to 4 sequences of different lengths in one forward, beside each of them alone."""
-    model = Model(file_of(outtype))
+    model = model_of(file_of, type_)
     lengths = (37, 3, 8, 41)[:count]
     texts = [TEXT[7 * i : 7 * i + n + 2 + i] for i, n in enumerate(lengths)]
     hidden = [model.hidden(text) for text in texts]

@@ -16,7 +16,8 @@ from nextn.runtime.model import Chunk
 from nextn.runtime.models.qwen4exp import Heads, Trunk
 from nextn.runtime.state import RollbackError
 
-TYPES = ("f32", "q8_0", "q4_0")
+# Of files, and of what they are computed with if that is not the definition.
+TYPES = ("f32", "q8_0", "q4_0", "f32-cpu", "q8_0-cpu")
 WIDTHS = (*range(1, 10), 16, 36, 1000)
 # 52 tokens with an EOS among them. From row 35 on a query sees a part of its past, and chunks part blocks of keys.
 TOKENS = [*PROMPTS["eos36"], *PROMPTS["len7"], *PROMPTS["len9"]]
@@ -42,12 +43,13 @@ def models(
 
     def get(type_: str) -> Models:
         if type_ not in done:
-            if type_ == "f32":
+            outtype, _, form = type_.partition("-")
+            if outtype == "f32":
                 path = converted("qwen4exp")[Role.COMBINED]
             else:
-                folder = tmp_path_factory.mktemp(type_)
-                path = convert(FAMILY.checkpoint, folder, (Role.COMBINED,), type_).outputs[0].path
-            done[type_] = model(path)
+                folder = tmp_path_factory.mktemp(outtype)
+                path = convert(FAMILY.checkpoint, folder, (Role.COMBINED,), outtype).outputs[0].path
+            done[type_] = model(path, form=form or "reference")
         return done[type_]
 
     return get
@@ -79,7 +81,7 @@ def head_in_parts(heads: Heads, hidden: Tensor, size: int) -> Tensor:
     return torch.cat(rows)
 
 
-QUICK = {("f32", 3), ("f32", 16), ("q8_0", 7), ("q4_0", 1000)}
+QUICK = {("f32", 3), ("f32", 16), ("q8_0", 7), ("q4_0", 1000), ("f32-cpu", 4), ("f32-cpu", 1000), ("q8_0-cpu", 9)}
 GRID = [(type_, width) for type_ in TYPES for width in WIDTHS]
 SAMPLE = [pytest.param(*case, marks=[] if case in QUICK else pytest.mark.long) for case in GRID]
 

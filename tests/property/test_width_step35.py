@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,10 +23,14 @@ from nextn.runtime.models.step35 import Heads, Trunk
 
 WIDTHS = (*range(1, 10), 16, 36)
 CHUNKS = (1, 3, 16, 1000)
-TYPES = ("f32", "q8_0", "q4_0")
+# Of files, and of what they are computed with if that is not the definition.
+TYPES = ("f32", "q8_0", "q4_0", "f32-cpu", "q8_0-cpu")
 # Four sequences of different lengths, three of them longer than the window of 16.
 SEQUENCES = [PROMPTS[name] for name in ("non_ascii", "code", "two", "chat_special")]
 LONGEST = SEQUENCES[0]
+
+
+VARIANTS: dict[str, Any] = {"": {}, "float64": {"dtype": torch.float64}, "cpu": {"form": "cpu"}}
 
 
 def sample(*, long: bool) -> pytest.MarkDecorator | tuple[()]:
@@ -33,7 +38,7 @@ def sample(*, long: bool) -> pytest.MarkDecorator | tuple[()]:
 
 
 WIDE = [
-    pytest.param(type_, width, marks=sample(long=type_ in ("q4_0", "f32-float64") and width not in (3, 16)))
+    pytest.param(type_, width, marks=sample(long=type_ not in ("f32", "q8_0") and width not in (3, 16)))
     for type_ in (*TYPES, "f32-float64")
     for width in WIDTHS
 ]
@@ -67,13 +72,13 @@ def alone(
 
     def get(type_: str) -> Alone:
         if type_ not in done:
-            name, _, dtype = type_.partition("-")
+            name, _, variant = type_.partition("-")
             if name == "f32":
                 path = converted("step35")[Role.COMBINED]
             else:
                 folder = tmp_path_factory.mktemp(name)
                 path = convert(FAMILY.checkpoint, folder, (Role.COMBINED,), name).outputs[0].path
-            done[type_] = Alone(*model(path, torch.float64 if dtype else torch.float32))
+            done[type_] = Alone(*model(path, **VARIANTS[variant]))
         return done[type_]
 
     return get
@@ -111,7 +116,7 @@ def test_rows_of_the_heads_at_every_width(alone: Callable[[str], Alone], type_: 
 
 
 GRID = [(type_, size, chunk) for type_ in TYPES for size in range(1, 5) for chunk in CHUNKS]
-SOME = {("f32", 3, 3), ("q8_0", 4, 16), ("q4_0", 2, 1000)}
+SOME = {("f32", 3, 3), ("q8_0", 4, 16), ("q4_0", 2, 1000), ("f32-cpu", 4, 3), ("q8_0-cpu", 3, 16)}
 
 
 @pytest.mark.parametrize(
@@ -152,7 +157,9 @@ def test_any_order_of_reading(alone: Callable[[str], Alone], widths: list[list[i
             assert torch.equal(rows, torch.cat([it.rows[n][part] for n, part in parts]))
 
 
-@pytest.mark.parametrize("type_", [pytest.param(type_, marks=sample(long=type_ != "q8_0")) for type_ in TYPES])
+@pytest.mark.parametrize(
+    "type_", [pytest.param(type_, marks=sample(long=type_ not in ("q8_0", "q8_0-cpu"))) for type_ in TYPES]
+)
 def test_going_back_leaves_nothing_behind(alone: Callable[[str], Alone], type_: str) -> None:
     """At each place a wrong draft is read, by trunk and heads, and taken back; then the true rows follow."""
     it = alone(type_)

@@ -43,7 +43,8 @@ BAD = [
     (GLM, "attention.indexer.top_k", u32(0)),
     (GLM, "attention.indexer.kpool_select_tail", boolean(False)),
     *((GLM, "kda.gate_lower_bound", f32(value)) for value in (NAN, 0.0, 5.0, INF)),
-    *((GLM, "hyper_connection.sinkhorn_iterations", u32(value)) for value in (0, 2**31)),
+    *((GLM, "hyper_connection.sinkhorn_iterations", u32(value)) for value in (0, 1001, 2**31 - 1, 2**31)),
+    (GLM, "attention.head_count_kv", array(ValueType.INT32, [0, 0, 0, -1, 0, 1, 1])),
     *((GLM, "hyper_connection.epsilon", f32(value)) for value in (NAN, INF)),
 ]
 
@@ -51,6 +52,18 @@ BAD = [
 @pytest.mark.parametrize(("family", "key", "value"), BAD, ids=lambda part: str(getattr(part, "value", part)))
 def test_a_value_that_nothing_can_be_computed_with(family: str, key: str, value: Value) -> None:
     assert found(with_key(planned(family), key, value)) == [(ERROR, "key-range", key)]
+
+
+def test_groups_of_experts() -> None:
+    """The fixture has one group, of which one is used."""
+    uneven = with_key(planned(GLM), "expert_group_count", u32(3))
+    assert found(uneven) == [(ERROR, "expert-count", "expert_group_count")]
+    two = with_key(planned(GLM), "expert_group_count", u32(2))
+    assert found(two) == []
+    for used in (0, 2, 3):
+        assert found(with_key(two, "expert_group_used_count", u32(used))) == [
+            (ERROR, "expert-count", "expert_group_used_count")
+        ]
 
 
 @pytest.mark.parametrize("family", [STEP, QWEN, GLM])

@@ -12,6 +12,8 @@ import pytest
 
 from nextn.gguf_schema.errors import InputError, UsageError
 from nextn.runtime.engines import llama_cpp
+from nextn.runtime.engines.child import LOG_TAIL, supervise
+from nextn.runtime.engines.engine import Continuation, Outcome
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,12 +21,12 @@ if TYPE_CHECKING:
 RESULT = {
     "tokens": [5, 6, 7],
     "stop": "eos",
-    "drafted": 4,
-    "accepted": 3,
+    "n_drafted": 4,
+    "n_accepted": 3,
     "seconds_prefill": 0.25,
     "seconds_decode": 0.5,
 }
-CONTINUATION = llama_cpp.Continuation((5, 6, 7), 4, 3, "eos", 0.25, 0.5)
+CONTINUATION = Continuation((5, 6, 7), "eos", 4, 3, 0.25, 0.5)
 
 # Logs of llama.cpp b11549, shortened.
 LOADING = """\
@@ -68,18 +70,18 @@ UNUSED = """\
 """
 
 
-def child(script: str, timeout_s: float = 20.0, job: dict[str, Any] | None = None) -> llama_cpp.Outcome:
+def child(script: str, timeout_s: float = 20.0, job: dict[str, Any] | None = None) -> Outcome:
     helpers = (
         "import json, os, signal, sys, time\n"
         f"def result(): print({json.dumps(json.dumps(RESULT))}, flush=True)\n"
         "def log(text): print(text, file=sys.stderr, end='', flush=True)\n"
     )
-    return llama_cpp.supervise([sys.executable, "-I", "-c", helpers + script], job or {}, timeout_s)
+    return supervise([sys.executable, "-I", "-c", helpers + script], job or {}, timeout_s)
 
 
 def test_results_are_collected_and_a_good_end_has_no_message() -> None:
     outcome = child(f"result(); log({LOADING!r}); result()")
-    assert outcome == llama_cpp.Outcome("ok", "", (CONTINUATION, CONTINUATION), LOADING)
+    assert outcome == Outcome("ok", "", (CONTINUATION, CONTINUATION), LOADING)
     assert outcome.ok
 
 
@@ -165,7 +167,7 @@ def test_half_a_line_is_no_result() -> None:
 def test_only_the_end_of_a_long_log_is_kept_but_all_of_it_is_searched() -> None:
     outcome = child(f"log({REFUSED_MAIN!r} + 'x' * 100_000); sys.exit(1)")
     assert outcome.message == "error loading model: check_tensor_dims: tensor 'token_embd.weight' not found"
-    assert outcome.log == "x" * llama_cpp.LOG_TAIL
+    assert outcome.log == "x" * LOG_TAIL
 
 
 @pytest.fixture
@@ -173,9 +175,9 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The jobs that would have been given to a child."""
     seen: list[dict[str, Any]] = []
 
-    def supervise(command: object, job: dict[str, Any], timeout_s: float) -> llama_cpp.Outcome:
+    def supervise(command: object, job: dict[str, Any], timeout_s: float) -> Outcome:
         seen.append(job)
-        return llama_cpp.Outcome("ok", "", (), "")
+        return Outcome("ok", "", (), "")
 
     monkeypatch.setattr(llama_cpp, "supervise", supervise)
     monkeypatch.setattr(llama_cpp, "version", lambda: "2026.10.11549")

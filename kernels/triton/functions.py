@@ -1,0 +1,82 @@
+"""Functions of values for kernels, in float32, and how rows are handed to kernels."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nextn.kernels.triton.launch import ROW_TYPES
+
+# The most columns that a program takes at a time.
+MOST_COLUMNS = 2048
+
+
+@triton.jit
+def as_it_is(x: tl.tensor) -> tl.tensor:
+    """x."""
+    return x
+
+
+@triton.jit
+def exp(x: tl.tensor) -> tl.tensor:
+    """e to the power of x."""
+    return tl.exp(x)
+
+
+@triton.jit
+def sigmoid(x: tl.tensor) -> tl.tensor:
+    """1 / (1 + exp(-x))."""
+    return 1 / (1 + tl.exp(-x))
+
+
+@triton.jit
+def silu(x: tl.tensor) -> tl.tensor:
+    """x * sigmoid(x)."""
+    return x / (1 + tl.exp(-x))
+
+
+@triton.jit
+def softplus(x: tl.tensor) -> tl.tensor:
+    """ln(1 + e^x): x if that is positive, and the logarithm of 1 + e^-|x|."""
+    e = tl.exp(-tl.abs(x))
+    # What 1 + e loses by rounding is made up for by e over what is left of it.
+    above = 1 + e
+    left = tl.where(above == 1, 1, above - 1)
+    return tl.where(x > 0, x, 0) + tl.where(above == 1, e, tl.log(above) * (e / left))
+
+
+@triton.jit
+def at_least(x: tl.tensor, limit: tl.tensor) -> tl.tensor:
+    """x or the limit, whichever is larger; what is no number stays none, unlike with tl.maximum."""
+    return tl.where(x < limit, limit, x)
+
+
+@triton.jit
+def at_most(x: tl.tensor, limit: tl.tensor) -> tl.tensor:
+    """x or the limit, whichever is smaller; what is no number stays none."""
+    return tl.where(x > limit, limit, x)
+
+
+@triton.jit
+def read(x: tl.tensor, offset: tl.tensor, there: tl.tensor) -> tl.tensor:
+    """Values as float32; zeros where there are none."""
+    return tl.load(x + offset, mask=there, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def write(out: tl.tensor, offset: tl.tensor, value: tl.tensor, there: tl.tensor) -> None:
+    """Values in the type of what they are written to."""
+    tl.store(out + offset, value.to(out.dtype.element_ty), mask=there)
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """x without gaps. ValueError for a type that kernels do not take."""
+    if x.dtype not in ROW_TYPES:
+        raise ValueError(f"rows are {x.dtype}: kernels take float32 and bfloat16")
+    return x.contiguous()
+
+
+def step_of(columns: int) -> int:
+    """How many of a row's columns a program takes at a time: a power of two, all of them if they are few."""
+    return int(min(MOST_COLUMNS, triton.next_power_of_2(columns)))

@@ -1,0 +1,126 @@
+"""Everything that `nextn identity` refuses: one or two lines, the right exit status, no traceback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from identifying import Identity, write_prompts
+from serving import scripted
+
+Converted = Callable[[str], dict[str, Path]]
+
+
+@pytest.fixture
+def identity(capsys: pytest.CaptureFixture[str]) -> Identity:
+    return Identity(capsys)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    return write_prompts(tmp_path / "prompts.jsonl", "step35", 2, 3)
+
+
+def test_usage(identity: Identity, tmp_path: Path) -> None:
+    model = tmp_path / "m.gguf"
+    assert identity.error(status=2)["code"] == "no-model"
+    assert identity.error("-m", model, "--n-max", "0,1", status=2)["code"] == "usage"
+    assert identity.error("-m", model, "--n-max", "one", status=2)["code"] == "usage"
+    assert identity.error("-m", model, "--engine", "ollama", status=2)["code"] == "engine"
+    assert identity.error("-m", model, "--engine", "llama-server=", status=2)["code"] == "engine"
+    assert identity.error("-m", model, "--engine", "llama-cpp", "--engine", "llama-cpp", status=2)["code"] == "engine"
+    assert identity.error("--matrix", tmp_path / "m.toml", status=2)["code"] == "no-output"
+    model.touch()
+    assert identity.error("-m", model, "-o", model, status=2)["code"] == "not-a-folder"
+
+
+def test_files_that_are_missing_or_none(identity: Identity, tmp_path: Path, converted: Converted) -> None:
+    assert identity.error("-m", tmp_path / "missing.gguf", status=3)
+    garbage = tmp_path / "garbage.gguf"
+    garbage.write_bytes(b"not a model at all" * 20)
+    assert identity.error("-m", garbage, status=3)
+    files = converted("step35")
+    assert identity.error("-m", files["trunk"], "-d", tmp_path / "missing.gguf", status=3)
+    assert identity.error("-m", files["trunk"], "--prompts", tmp_path / "missing.jsonl", status=3)
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    assert identity.error("-m", files["trunk"], "--prompts", empty, status=3)["code"] == "no-prompts"
+    twice = tmp_path / "twice.jsonl"
+    twice.write_text('{"name": "a", "tokens": [1]}\n{"name": "a", "tokens": [2]}')
+    assert "two prompts named 'a'" in identity.error("-m", files["trunk"], "--prompts", twice, status=3)["message"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"garbage", "cannot be read"),
+        (b"[1, 2]", "is no 'nextn identity 1'"),
+        (b'{"format": "nextn identity 9"}', "is no 'nextn identity 1'"),
+        (b'{"format": "nextn identity 1", "identical": true}', "verdict is missing"),
+        (b'{"format": "nextn identity 1", "identical": "yes"}', "identical has the value 'yes'"),
+        (b"\xff\xfe", "cannot be read"),
+        (b"[" * 100_000, "cannot be read"),
+    ],
+)
+def test_a_baseline_that_is_no_certificate_is_refused_before_anything_runs(
+    identity: Identity, tmp_path: Path, content: bytes, message: str
+) -> None:
+    baseline = tmp_path / "baseline.json"
+    baseline.write_bytes(content)
+    error = identity.error("-m", tmp_path / "never-read.gguf", "--baseline", baseline, status=3)
+    assert error["subject"] == str(baseline)
+    assert message in error["message"]
+
+
+def test_a_head_is_no_model(identity: Identity, converted: Converted, prompts: Path) -> None:
+    files = converted("step35")
+    assert identity.error("-m", files["mtp"], "--prompts", prompts, status=1)["code"] == "draft-head"
+    pytest.importorskip("xllamacpp")
+    asked = ("-m", files["mtp"], "--prompts", prompts, "--engine", "llama-cpp", "--no-reference")
+    error = identity.error(*asked, status=3)
+    assert error["message"].startswith("without a draft: segmentation fault")
+
+
+def test_llama_cpp_that_cannot_load_the_draft_is_an_input_error(
+    identity: Identity, converted: Converted, prompts: Path
+) -> None:
+    pytest.importorskip("xllamacpp")
+    files = converted("step35")
+    asked = ("-m", files["trunk"], "-d", files["mtp-shared"], "--prompts", prompts, "--n-max", 1, "-n", 4)
+    error = identity.error(*asked, "--engine", "llama-cpp", status=3)
+    assert error["message"].startswith("with a draft: error loading model")
+    assert "failed to load draft model" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:1", "http://127.0.0.1:1,http://127.0.0.1:2", "http://[bad", "http://h:x"]
+)
+def test_a_server_that_is_not_there(identity: Identity, converted: Converted, prompts: Path, url: str) -> None:
+    error = identity.error("-m", converted("step35")["trunk"], "--prompts", prompts, "--engine", url, status=3)
+    assert error["code"] == "server"
+
+
+@pytest.mark.parametrize(("status", "body"), [(503, {"error": {"message": "Loading model"}}), (200, b"<html>")])
+def test_a_server_that_is_none_or_has_no_model(
+    identity: Identity, converted: Converted, prompts: Path, status: int, body: object
+) -> None:
+    with scripted(lambda *_: (status, body)) as url:
+        error = identity.error("-m", converted("step35")["trunk"], "--prompts", prompts, "--engine", url, status=3)
+    assert (error["code"], error["subject"]) == ("server", url)
+
+
+def test_a_server_that_breaks_off_is_an_input_error(identity: Identity, converted: Converted, prompts: Path) -> None:
+    def script(path: str, _: dict[str, object]) -> tuple[int, object]:
+        return (200, b'{"tokens": [1,') if path == "/completion" else (200, {})
+
+    with scripted(script) as url:
+        error = identity.error("-m", converted("step35")["trunk"], "--prompts", prompts, "--engine", url, status=3)
+    assert error["message"].startswith("without a draft: answers /completion with no JSON")
+
+
+def test_nothing_is_written_when_the_check_fails(identity: Identity, tmp_path: Path) -> None:
+    identity.error("-m", tmp_path / "missing.gguf", "-o", tmp_path / "out", status=3)
+    assert not (tmp_path / "out").exists()
+    assert json.dumps([path.name for path in tmp_path.iterdir()]) == "[]"

@@ -1,0 +1,191 @@
+"""Triton products with packed weights, interpreted: the right values, and the same bits whatever is beside a row.
+
+Memory that results are written to is full of NaN before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from packed import TYPES
+from torch import Tensor
+from triton_device import DEVICE, DeviceWeight, error, noise
+
+from nextn.kernels.operations import REFERENCE, operations
+from nextn.kernels.routing import Gate
+from nextn.kernels.triton.blocks import FORMATS, table_of
+from nextn.kernels.triton.products import COLUMNS_INTERPRETED
+
+WIDTHS = (*range(1, 10), 16, 36)
+MOST = max(WIDTHS)
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+# The interpreter takes a second for a few dozen programs.
+QUICK = frozenset({"BF16", "Q8_0", "Q4_K"})
+
+ops = operations("triton")
+each_type = pytest.mark.parametrize("type_name", TYPES)
+some_types = pytest.mark.parametrize(
+    "type_name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in TYPES]
+)
+
+
+@pytest.fixture(autouse=True)
+def poisoned() -> Iterator[None]:
+    """New tensors are of NaN until something is written to them."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+def weight_of(type_name: str, *shape: int, blocks: int = 1, seed: int = 0) -> DeviceWeight:
+    """A weight [*shape, in] of so many blocks a row; of plain values 37 words each, which no step divides."""
+    columns = FORMATS[type_name].columns
+    return DeviceWeight(type_name, *shape, columns * (blocks if columns >= 32 else 37 * blocks), seed=seed)
+
+
+def definition(x: Tensor, weight: DeviceWeight) -> Tensor:
+    """The product with what gguf-py decodes, in float64."""
+    return x.double().cpu() @ weight.decoded().double().T
+
+
+@triton.jit
+def decode_kernel(
+    w: tl.tensor,
+    out: tl.tensor,
+    table: tl.tensor,
+    DECODE: tl.constexpr,  # noqa: N803
+    BYTES: tl.constexpr,  # noqa: N803
+    COLUMNS: tl.constexpr,  # noqa: N803
+    WORDS: tl.constexpr,  # noqa: N803
+) -> None:
+    """One block a program."""
+    block, word = tl.program_id(0), tl.arange(0, WORDS)
+    values, columns = DECODE(w + block * BYTES + 0 * word, word, word < WORDS, table)
+    for p in tl.static_range(len(values)):
+        tl.store(out + block * COLUMNS + columns[p], values[p])
+
+
+@each_type
+def test_values_of_a_block_are_those_of_gguf_py(type_name: str) -> None:
+    form = FORMATS[type_name]
+    weight = DeviceWeight(type_name, 1, 8 * form.columns, seed=1)
+    found = torch.empty(weight.shape, device=DEVICE)
+    table = table_of(type_name, found.device)
+    constants = {"DECODE": form.decode, "BYTES": form.bytes, "COLUMNS": form.columns, "WORDS": form.words}
+    decode_kernel[(8,)](weight.packed, found, table, **constants)
+    # Products with a scale and sums with a minimum are rounded once.
+    torch.testing.assert_close(found.cpu(), weight.decoded(), rtol=1e-6, atol=1e-6)
+
+
+def test_every_exponent_of_mxfp4() -> None:
+    # From 253 on the largest value is infinite, and its product with 0 no number.
+    packed = torch.full((253, 17), 0x72, dtype=torch.uint8)
+    packed[:, 0] = torch.arange(253)
+    weight = DeviceWeight.of("MXFP4", packed.to(DEVICE), (253, 32))
+    picked = torch.eye(32, device=DEVICE)[[0, 31]]
+    assert torch.equal(ops.linear(picked, weight).cpu(), weight.decoded()[:, [0, 31]].T)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@each_type
+def test_a_product_is_that_of_the_decoded_weights(type_name: str, dtype: torch.dtype) -> None:
+    # More words than a program takes in one step.
+    weight = weight_of(type_name, 5, blocks=10 if FORMATS[type_name].columns < 256 else 3, seed=2)
+    x = noise(3, 3, weight.shape[1], dtype=dtype)
+    result = ops.linear(x, weight)
+    assert result.dtype == dtype
+    assert error(result, definition(x, weight)) < TOLERANCES[dtype]
+
+
+@some_types
+def test_a_row_of_a_product_does_not_depend_on_the_others(type_name: str) -> None:
+    weight = weight_of(type_name, 5, blocks=2, seed=4)
+    rows = noise(5, MOST, weight.shape[1])
+    together = ops.linear(rows, weight)
+    for width in WIDTHS:
+        for first in (0, 17) if width == 1 else ((MOST - width) // 2,):
+            part = slice(first, first + width)
+            assert torch.equal(ops.linear(rows[part], weight), together[part]), (width, first)
+    gaps = torch.cat((rows, rows), dim=1)[:, 1 : rows.shape[1] + 1]
+    assert torch.equal(ops.linear(gaps[:2], weight), ops.linear(gaps[:2].clone(), weight))
+
+
+def test_columns_beyond_those_of_one_program() -> None:
+    weight = weight_of("Q8_0", COLUMNS_INTERPRETED + 5, seed=17)
+    x = noise(18, 1, weight.shape[1])
+    assert error(ops.linear(x, weight), definition(x, weight)) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("type_name", ["BF16", "Q8_0", pytest.param("IQ4_XS", marks=pytest.mark.long)])
+def test_experts_are_those_of_the_definition_and_of_each_row_alone(type_name: str, dtype: torch.dtype) -> None:
+    rows, used, count = 3, 2, 4
+    gate, up = (weight_of(type_name, count, FORMATS[type_name].columns, seed=seed) for seed in (6, 7))
+    down = DeviceWeight(type_name, count, gate.shape[-1], gate.shape[-2], seed=8)
+    x, matrices, form = noise(9, rows, gate.shape[-1], dtype=dtype) / 8, (gate, up, down), Gate(7.0)
+    chosen, shares = torch.tensor([[0, 3], [1, 2], [0, 1]], device=DEVICE), noise(10, rows, used, dtype=dtype)
+    together = ops.experts(x, chosen, shares, matrices, form)
+    alone = [ops.experts(x[i : i + 1], chosen[i : i + 1], shares[i : i + 1], matrices, form) for i in range(rows)]
+    assert torch.equal(together, torch.cat(alone))
+    values = x.double().cpu(), chosen.cpu(), shares.double().cpu()
+    expected = REFERENCE.experts(*values, tuple(map(Doubled, matrices)), form)
+    assert error(together, expected) < TOLERANCES[dtype]
+
+
+class Doubled:
+    """A weight whose decoded values are float64."""
+
+    def __init__(self, weight: DeviceWeight) -> None:
+        self.weight, self.shape = weight, weight.shape
+
+    def blocks(self) -> Iterator[Tensor]:
+        yield self.weight.decoded().double()
+
+    def __getitem__(self, index: int) -> Doubled:
+        return Doubled(self.weight[index])
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_products_by_head(rows: int) -> None:
+    weight = weight_of("Q4_0", 3, 6, seed=11)
+    x = noise(12, rows, 3, weight.shape[-1])
+    by_head = torch.stack([ops.linear(x[:, head], weight[head]) for head in range(3)], dim=1)
+    assert torch.equal(ops.linear_by_head(x, weight), by_head)
+
+
+@pytest.mark.parametrize("width", [35, 36])
+def test_a_matrix_that_no_kernel_reads_is_decoded(width: int) -> None:
+    # Four values are read at a time; and Q8_K there is no kernel for.
+    weight = DeviceWeight("BF16", 3, width, seed=13)
+    if width % 4 == 0:
+        weight.type_name = "Q8_K"
+    x, values = noise(14, 2, width), noise(13, 3, width)
+    weight.decoded = lambda: values  # type: ignore[method-assign]
+    assert error(ops.linear(x, weight), x.double().cpu() @ values.double().cpu().T) < 1e-6
+
+
+def test_a_nan_in_a_row_is_seen_and_stays_there() -> None:
+    weight = weight_of("Q8_0", 3, seed=15)
+    x = noise(16, 3, weight.shape[1])
+    x[1, 5] = torch.nan
+    assert ops.linear(x, weight).isnan().all(dim=1).tolist() == [False, True, False]
+
+
+def test_no_rows() -> None:
+    weight = weight_of("Q8_0", 3)
+    assert ops.linear(torch.empty(0, weight.shape[1], device=DEVICE), weight).shape == (0, 3)
+
+
+def test_rows_that_no_kernel_takes_are_refused() -> None:
+    weight = DeviceWeight("Q8_0", 3, 32)
+    with pytest.raises(ValueError, match="rows of 31 values, want 32"):
+        ops.linear(noise(0, 1, 31), weight)
+    with pytest.raises(ValueError, match="float64"):
+        ops.linear(noise(0, 1, 32).double(), weight)
