@@ -1,7 +1,7 @@
 """Tokens a second of the reference runtime on the fixtures, with and without drafts, beside llama.cpp and transformers.
 
-usage: python bench/decode.py [--families step35,qwen4exp,glm5-next] [--prompts 3] [-n 48] [--n-max 3] [--peer PYTHON]
-                              [--profile] [--rounds 2]
+usage: python bench/decode.py [--families step35,qwen4exp,glm5-next] [--prompts 3] [-n 48] [--n-max 3]
+                              [--kernels cpu,reference] [--peer PYTHON] [--profile] [--rounds 2]
 
 Every side continues the same prompts by the same number of tokens, with one thread, in float32, in the same session;
 the best of the rounds counts, and prompts are read outside the measured time. --peer is a Python with transformers 5.24
@@ -22,14 +22,13 @@ from tempfile import TemporaryDirectory
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
-import torch
 from families import FAMILIES
 
 from nextn.convert.pipeline import convert
 from nextn.gguf_schema.architecture import Role
 from nextn.runtime.drafting import Options
 from nextn.runtime.engines import llama_cpp
-from nextn.runtime.load import Pair, load_pair
+from nextn.runtime.load import Pair, load_pair, use_threads
 from nextn.runtime.speculative import Speculator
 
 PEER = Path(__file__).with_name("transformers_peer.py")
@@ -87,30 +86,34 @@ def measure(family: str, arguments: argparse.Namespace, folder: Path) -> bool:
     """Every side once a round; whether all say the same."""
     checkpoint = FAMILIES[family].checkpoint
     model = convert(checkpoint, folder, (Role.COMBINED,), "f32").outputs[0].path
-    pair, count, n_max = load_pair(model), arguments.count, arguments.n_max
+    pairs = {kernels: load_pair(model, kernels=kernels) for kernels in arguments.kernels.split(",")}
+    count, n_max = arguments.count, arguments.n_max
+    for pair in pairs.values():
+        ours(pair, [[1]], 4, n_max)  # compiles
     # Of middle length, and not those that end soon.
     known = sorted(FAMILIES[family].read("llama_cpp.json")["prompts"], key=lambda told: -len(told["tokens"]))
     names = [told["name"] for told in known[: arguments.prompts]]
     prompts = [prompt["ids"] for prompt in FAMILIES[family].prompts if prompt["name"] in names]
     best: dict[str, Measured] = {}
     for _ in range(arguments.rounds):
-        sides: dict[str, Measured] = {
-            "nextn, plain": ours(pair, prompts, count, 0),
-            f"nextn, n_max {n_max}": ours(pair, prompts, count, n_max),
-            "llama.cpp, plain": theirs(model, prompts, count, 0),
-            f"llama.cpp, n_max {n_max}": theirs(model, prompts, count, n_max),
-        }
+        sides: dict[str, Measured] = {}
+        for kernels, pair in pairs.items():
+            sides[f"nextn {kernels}, plain"] = ours(pair, prompts, count, 0)
+            sides[f"nextn {kernels}, n_max {n_max}"] = ours(pair, prompts, count, n_max)
+        sides["llama.cpp, plain"] = theirs(model, prompts, count, 0)
+        sides[f"llama.cpp, n_max {n_max}"] = theirs(model, prompts, count, n_max)
         if arguments.peer:
             sides["transformers, plain"] = transformers(arguments.peer, checkpoint, prompts, count)
         for name, measured in sides.items():
             if name not in best or measured[1] > best[name][1]:
                 best[name] = measured
-    said = best["nextn, plain"][0]
+    said = next(iter(best.values()))[0]
     print(f"{family}: {len(prompts)} prompts of {sum(map(len, prompts))} rows, {count} tokens each")
     for name, (tokens, speed) in best.items():
-        print(f"  {name:24} {speed:8.1f} tokens/s{'' if agree(said, tokens) else '   OTHER TOKENS'}", flush=True)
+        print(f"  {name:26} {speed:8.1f} tokens/s{'' if agree(said, tokens) else '   OTHER TOKENS'}", flush=True)
     if arguments.profile:
-        profile(pair, prompts[0], count, n_max)
+        for pair in pairs.values():
+            profile(pair, prompts[0], count, n_max)
     return all(agree(said, tokens) for tokens, _ in best.values())
 
 
@@ -121,10 +124,11 @@ def main() -> int:
     parser.add_argument("-n", "--count", type=int, default=48)
     parser.add_argument("--n-max", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--kernels", default="cpu,reference")
     parser.add_argument("--peer")
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    use_threads(1)
     fine = True
     for family in arguments.families.split(","):
         with TemporaryDirectory() as folder:

@@ -1,11 +1,13 @@
 """Greedy streams with drafts against plain greedy decoding, by the ten thousand tokens: not one may differ.
 
-usage: python bench/identity_soak.py TOKENS [--families step35,qwen4exp,glm5-next] [--outtypes f32,q8_0,q4_0] [--seed 0]
+usage: python bench/identity_soak.py TOKENS [--families step35,qwen4exp,glm5-next] [--outtypes f32,q8_0,q4_0]
+                                      [--kernels cpu,reference] [--seed 0]
 
-The fixtures are converted to each type. Beginnings of their prompts are continued by `greedy`, one token at a time, and
-by the speculative loop: drafts of 1 to 8 tokens, by the real heads, and by heads that are always right, always wrong,
-or right by chance; prompts cut into parts of 1 to 64 rows; one sequence or three at once; sometimes with a least
-probability. Ends when TOKENS tokens have been compared; the exit status is 1 when one of them differs.
+The fixtures are converted to each type, and computed with each form of the operations. Beginnings of their prompts are
+continued by `greedy`, one token at a time, and by the speculative loop: drafts of 1 to 8 tokens, by the real heads, and
+by heads that are always right, wrong, or right by chance; prompts cut into parts of 1 to 64 rows; one sequence or
+three at once; sometimes with a least probability. Ends when TOKENS tokens have been compared; the exit status is 1 when
+one of them differs.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ import argparse
 import sys
 import time
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
-import torch
 from families import FAMILIES
 from stub_heads import StubHeads, follows
 
@@ -28,7 +30,7 @@ from nextn.convert.pipeline import convert
 from nextn.gguf_schema.architecture import Role
 from nextn.runtime.drafting import Options
 from nextn.runtime.greedy import greedy
-from nextn.runtime.load import Pair, load_pair
+from nextn.runtime.load import Pair, load_pair, use_threads
 from nextn.runtime.model import Heads
 from nextn.runtime.speculative import Speculator
 
@@ -88,23 +90,27 @@ def main() -> int:
     parser.add_argument("tokens", type=int)
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--outtypes", default="f32,q8_0,q4_0")
+    parser.add_argument("--kernels", default="cpu,reference")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    configurations = [(f, t) for f in arguments.families.split(",") for t in arguments.outtypes.split(",")]
+    use_threads(1)
+    asked = (arguments.families, arguments.outtypes, arguments.kernels)
+    configurations = list(product(*(each.split(",") for each in asked)))
     begin, total, mismatches = time.monotonic(), 0, 0
-    for family, outtype in configurations:
+    for family, outtype, kernels in configurations:
         compared, wrong = Counter[str](), Counter[str]()
         with TemporaryDirectory() as folder:
             output = convert(FAMILIES[family].checkpoint, Path(folder), (Role.COMBINED,), outtype).outputs[0]
-            pair = load_pair(output.path)
+            pair = load_pair(output.path, kernels=kernels)
             known = [prompt["ids"] for prompt in FAMILIES[family].prompts]
             # Each configuration has its own seed, so that one can be run again without the others.
-            random = Random(f"{arguments.seed} {family} {outtype}")  # noqa: S311  # to repeat, not to keep secret
+            random = Random(f"{arguments.seed} {family} {outtype} {kernels}")  # noqa: S311  # to repeat, not to keep secret
             while compared.total() < arguments.tokens / len(configurations):
                 soak(pair, known, random, compared, wrong)
         by_kind = ", ".join(f"{kind} {compared[kind]}" for kind in HEADS)
-        print(f"{family} {outtype}: {compared.total()} tokens ({by_kind}), {wrong.total()} differ", flush=True)
+        print(
+            f"{family} {outtype} {kernels}: {compared.total()} tokens ({by_kind}), {wrong.total()} differ", flush=True
+        )
         total, mismatches = total + compared.total(), mismatches + wrong.total()
     seconds = time.monotonic() - begin
     print(f"{total} tokens with seed {arguments.seed} in {seconds:.0f} s: {mismatches} differ")
