@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nextn.convert.hub.retrying import Patience
 from nextn.convert.hub.store import UNIT
-from nextn.gguf_schema.errors import HubError
+from nextn.gguf_schema.errors import HubError, UsageError
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -20,19 +20,29 @@ KINDS_OF_WAIT = ("connect", "read", "write", "pool")
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
+class NothingCame(ConnectionError):  # noqa: N818 - what happened
+    """An answer without a body, which would be asked for again for ever."""
+
+
 def api(seconds: float | None = None) -> HfApi:
     """huggingface_hub's client, which keeps quiet: what the user should know is said in our words.
 
     `seconds` is how long it waits for a sign of life, HF_HUB_DOWNLOAD_TIMEOUT where it is not given; the longest that
-    was ever asked for counts.
+    was ever asked for counts. UsageError for a setting that makes no sense.
     """
-    from huggingface_hub import HfApi, constants
+    try:
+        # Before anything else of it, which would print what is wrong with them on stdout.
+        from huggingface_hub.constants import HF_HUB_DOWNLOAD_TIMEOUT
+    except ValueError as error:
+        remedy = "correct the variables HF_… of the environment"
+        raise UsageError("bad-setting", f"a setting of huggingface_hub is no number: {error}", remedy=remedy) from error
+    from huggingface_hub import HfApi
     from huggingface_hub.utils.logging import set_verbosity
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     set_verbosity(logging.ERROR)
     disable_progress_bars()
-    _wait_at_most(max(seconds or 0.0, constants.HF_HUB_DOWNLOAD_TIMEOUT))
+    _wait_at_most(max(seconds or 0.0, HF_HUB_DOWNLOAD_TIMEOUT))
     return HfApi(library_name="nextn")
 
 
@@ -74,8 +84,11 @@ def fetch_range(url: str, name: str, size: int, start: int, end: int, sink: Sink
         patience.progressed()
 
     while at < end:
+        before = at
         try:
             _stream(url, name, size, at, end, received)
+            if at == before:
+                raise NothingCame("the answer is empty")
         except HubError:
             raise
         except Exception as error:
@@ -99,7 +112,7 @@ def _stream(url: str, name: str, size: int, start: int, end: int, received: Call
         if response.status_code >= 400:
             response.read()
         hf_raise_for_status(response)
-        _check_range(response.status_code, response.headers.get("Content-Range"), name, size, start, end)
+        _check_range(response, name, size, start, end)
         buffer = bytearray()
         left = end - start
         try:
@@ -118,13 +131,19 @@ def _stream(url: str, name: str, size: int, start: int, end: int, received: Call
                 received(bytes(buffer))
 
 
-def _check_range(status: int, content_range: str | None, name: str, size: int, start: int, end: int) -> None:
-    """HubError when the answer is not the range that was asked for, of a file of the size that the hub stated."""
-    match = _CONTENT_RANGE.fullmatch(content_range or "")
-    if status == 206 and match and int(match[1]) == start and int(match[2]) < end and match[3] in (str(size), "*"):
-        return
-    if status == 200 and start == 0:
-        return
+def _check_range(response: Any, name: str, size: int, start: int, end: int) -> None:
+    """HubError when the answer is not the range that was asked for, of a file of the size that the hub stated.
+
+    A whole file will do for its beginning. What has another size is another file, such as the page of a proxy, and what
+    is compressed on the way has other bytes.
+    """
+    status, headers = response.status_code, response.headers
+    match = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))
+    if headers.get("Content-Encoding", "identity") == "identity":
+        if status == 206 and match and int(match[1]) == start and int(match[2]) < end and match[3] in (str(size), "*"):
+            return
+        if status == 200 and start == 0 and headers.get("Content-Length") == str(size):
+            return
     asked = f"bytes {start}-{end - 1} of {size}"
     remedy = "a proxy or mirror may not pass ranges on; check HF_ENDPOINT"
     raise HubError("no-range", f"{asked} were asked for, and something else came", subject=name, remedy=remedy)

@@ -59,13 +59,17 @@ def remove_branch(api: HfApi, repo: str, name: str, notice: Callable[[str], None
 
 
 def open_pull_request(api: HfApi, repo: str, key: str, number: int) -> Draft:
-    """The pull request of an upload, made unless one is open; HubError when it cannot be made."""
+    """The pull request of an upload, made unless one is open; HubError when it cannot be made.
+
+    Somebody else's is left alone, whatever its title: it may hold more than what is sent there.
+    """
     title = f"Upload {counted(number, 'file')} with nextn ({key})"
+    author = asking(repo, api.whoami)["name"]
 
     def find_or_make() -> int:
         # Looked for before each try: the answer to the last one may have been lost.
         for made in api.get_repo_discussions(repo, discussion_type="pull_request"):
-            if made.title.endswith(f"({key})") and made.status in ("draft", "open"):
+            if made.author == author and made.title.endswith(f"({key})") and made.status in ("draft", "open"):
                 return made.num
         return api.create_pull_request(repo, title=title).num
 

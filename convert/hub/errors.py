@@ -38,6 +38,9 @@ _MEANINGS: dict[str, Meaning] = {
         "offline", "cannot be read: HF_HUB_OFFLINE is set", "unset it, or give a local folder or file"
     ),
     "TooManyRedirects": Meaning("redirects", "is redirected in a circle", "check HF_ENDPOINT and proxies"),
+    "UnsupportedProtocol": Meaning(
+        "bad-address", "leads to an address that is neither http nor https", "check HF_ENDPOINT and proxies"
+    ),
     "ConnectError": Meaning("unreachable", "the hub cannot be reached", "check the network, HF_ENDPOINT and proxies"),
     "TimeoutException": Meaning(
         "timeout",
@@ -45,7 +48,9 @@ _MEANINGS: dict[str, Meaning] = {
         "run the same command again: what was done is kept; HF_HUB_DOWNLOAD_TIMEOUT gives it more seconds",
     ),
 }
+_UNCLEAR = Meaning("bad-answer", "asking the hub failed", "check HF_ENDPOINT and proxies")
 _BROKEN = Meaning("broken-connection", "the connection broke", "run the same command again: what was done is kept")
+_ODD_TOKEN = Meaning("bad-token", "the token has letters that no token has", f"{_LOG_IN} with a valid one")
 _BAD_TOKEN = Meaning("bad-token", "the hub does not accept the token", f"{_LOG_IN} with a valid one")
 
 
@@ -73,7 +78,13 @@ def _meaning(error: BaseException) -> Meaning:
                 return _MEANINGS[name]
         if status_of(cause) is not None:
             return _of_status(cause)
-    return _BROKEN._replace(message=f"{_BROKEN.message}: {' '.join(str(error).split())[:200]}")
+        # Of what is sent in ASCII, all else is ours.
+        if isinstance(cause, UnicodeEncodeError):
+            return _ODD_TOKEN
+    # The HTTP library's errors are none of these: huggingface_hub believes answers and settings, and stumbles.
+    stumbled = isinstance(error, (LookupError, TypeError, ValueError, AttributeError, ImportError))
+    meaning = _UNCLEAR if stumbled else _BROKEN
+    return meaning._replace(message=f"{meaning.message}: {one_line(error)[:200]}")
 
 
 def _of_status(error: BaseException) -> Meaning:
@@ -91,7 +102,12 @@ def said_by_server(error: BaseException) -> str:
     """The message of a refusal, in one line; empty when there is none."""
     response: Any = getattr(error, "response", None)
     said = getattr(error, "server_message", None) or (response.headers.get("X-Error-Message") if response else None)
-    return " ".join(str(said or "").split())[:300]
+    return one_line(said or "")[:300]
+
+
+def one_line(said: object) -> str:
+    """What others say, without line ends and what a terminal would obey."""
+    return "".join(part if part.isprintable() else "…" for part in " ".join(str(said).split()))
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
@@ -120,7 +136,7 @@ def status_of(error: BaseException) -> int | None:
 TRANSIENT_STATUS = frozenset({408, 409, 429, 500, 502, 503, 504})
 # A proxy's page about an error is no JSON, and huggingface_hub parses some answers before it looks at their status.
 _TRANSIENT_FAILURES = frozenset(
-    {"TimeoutException", "NetworkError", "RemoteProtocolError", "ProxyError", "JSONDecodeError"}
+    {"TimeoutException", "NetworkError", "RemoteProtocolError", "ProxyError", "JSONDecodeError", "NothingCame"}
 )
 
 

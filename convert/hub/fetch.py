@@ -13,7 +13,16 @@ from typing import Any
 
 from nextn.convert.hub.gguf_sets import GGUFSet, gguf_sets
 from nextn.convert.hub.picks import IMAGE_MARK, picks
-from nextn.convert.hub.ranges import HubFile, check_space, digest_of, fetch_all, minus, pieces_of, total
+from nextn.convert.hub.ranges import (
+    WRONG_HASH,
+    HubFile,
+    check_space,
+    digest_of,
+    fetch_all,
+    minus,
+    pieces_of,
+    total,
+)
 from nextn.convert.hub.repository import Repository
 from nextn.convert.hub.store import UNIT, RangeStore
 from nextn.convert.output import give_final_name, open_locked, partial_of, sync_folder, write_error
@@ -69,7 +78,7 @@ class Fetched:
 def wanted_files(repository: Repository, emit: Emit) -> list[str]:
     """The files to fetch, whole sets: of the location's path or tag, else of the whole repository.
 
-    InputError when there are none, or a set is not complete.
+    InputError when there are none, or a set is not complete; HubError when the location's path is not there.
     """
     chosen = _chosen(repository, emit)
     if not chosen:
@@ -86,7 +95,8 @@ def wanted_files(repository: Repository, emit: Emit) -> list[str]:
 def _chosen(repository: Repository, emit: Emit) -> list[GGUFSet]:
     sets, location = gguf_sets(repository), repository.location
     if location.path:
-        return [each for each in sets if location.path in each.files]
+        wanted = repository.remote(location.path).path
+        return [each for each in sets if wanted in each.files]
     models = [each for each in sets if each.kind == "model"]
     drafts = [each for each in sets if each.kind == "draft"]
     images = [each for each in sets if each.kind == "companion" and IMAGE_MARK in PurePosixPath(each.path).name]
@@ -94,13 +104,18 @@ def _chosen(repository: Repository, emit: Emit) -> list[GGUFSet]:
         # What has another tag may still be what goes with this one.
         taken = picks(list(repository.files), tag)
         models = [each for each in models if each.tag == tag.upper()]
-        drafts = [each for each in drafts if each.tag == tag.upper()] or [d for d in drafts if taken.draft in d.files]
+        exact = [each for each in drafts if each.tag == tag.upper()]
+        # What goes with nothing is not what was asked for.
+        drafts = exact or [each for each in drafts if models and taken.draft in each.files]
         images = [each for each in images if taken.images in each.files]
     if emit is Emit.TRUNK:
         trunks = {each.tag for each in models if TRUNK_MARK in each.path}
         models = [each for each in models if TRUNK_MARK in each.path or each.tag not in trunks]
-    wanted = {Emit.MTP: drafts, Emit.TRUNK: [*models, *images], Emit.ALL: [*models, *drafts, *images]}[emit]
-    return [each for each in sets if each in wanted]
+    if not models and tag:
+        images = []
+    chosen = {Emit.MTP: drafts, Emit.TRUNK: [*models, *images], Emit.ALL: [*models, *drafts, *images]}[emit]
+    paths = {each.path for each in chosen}
+    return [each for each in sets if each.path in paths]
 
 
 def fetch(
@@ -118,7 +133,8 @@ def fetch(
     the hub says. After an error what was fetched is kept.
     """
     start = time.monotonic()
-    targets = {path: folder / _safe(path, repository) for path in paths}
+    # No path that the repository gives away leads out of the folder.
+    targets = {path: folder / repository.remote(path).path for path in paths}
     there = {path for path, target in targets.items() if _is_there(repository, path, target)}
     todo = [path for path in paths if path not in there]
     make_way([targets[path] for path in todo], overwrite)
@@ -129,7 +145,8 @@ def fetch(
         files = {path: cleanup.enter_context(_Arriving(repository, path, targets[path])) for path in todo}
         for file in files.values():
             file.copy_what_is_kept()
-        check_space((file.source, gap) for file in files.values() for gap in file.missing())
+        gaps = [(file.source, gap) for file in files.values() for gap in file.missing()]
+        check_space(gaps, "free some space, or choose a folder on another disk")
         fetched = sum(file.finish(overwrite, progress) for file in files.values())
     for path in {target.parent for target in targets.values()}:
         sync_folder(path)
@@ -141,14 +158,6 @@ def _fetched(repository: Repository, path: str, target: Path, there: bool) -> Fe
     remote = repository.files[path]
     sha256 = remote.etag if remote.has_sha256 else None
     return FetchedFile(target, remote.size, sha256, "there" if there else "fetched")
-
-
-def _safe(path: str, repository: Repository) -> PurePosixPath:
-    """A path as it is below the folder; HubError for one that would lead out of it."""
-    pure = PurePosixPath(path)
-    if pure.is_absolute() or ".." in pure.parts or "\\" in path:
-        raise HubError("bad-path", f"has a file with a path that cannot be used: {path!r}", subject=repository.name)
-    return pure
 
 
 def _is_there(repository: Repository, path: str, target: Path) -> bool:
@@ -204,16 +213,29 @@ class _Arriving:
         yield from self.source.missing([(0, self.source.size)])
 
     def copy_what_is_kept(self) -> None:
-        """Take from the caches what is there."""
+        """Take from the caches what is there, whether or not anything can be kept there."""
+        if not self._kept.is_begun:
+            return
         missing = list(self.missing())
-        for start, end in pieces_of(minus(missing, self._kept.missing(missing)), UNIT):
+        try:
+            self._kept.distrust()
+            gaps = self._kept.missing(missing)
+        except InputError:
+            return
+        for start, end in pieces_of(minus(missing, gaps), UNIT):
             self.store.put(start, self._kept.read(start, end - start))
 
     def finish(self, overwrite: bool, progress: Callable[[int], None]) -> int:
         """Fetch what is missing, verify, and give the file its name; how many bytes were fetched."""
         missing = total(self.missing())
-        fetch_all({self.source: [(0, self.source.size)]}, progress)
-        self.source.verify()
+        try:
+            fetch_all({self.source: [(0, self.source.size)]}, progress)
+            self.source.verify()
+        except HubError as error:
+            if error.code == WRONG_HASH and self._kept.is_begun:
+                # The wrong bytes may be those that were copied: the next run must not copy them again.
+                self._kept.store.forget()
+            raise
         self.store.sync()
         give_final_name(self.store.path, self.target, overwrite=overwrite)
         self.store.list_path.unlink(missing_ok=True)

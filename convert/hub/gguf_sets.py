@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from nextn.convert.hub.locations import Location
@@ -12,9 +13,12 @@ from nextn.convert.hub.picks import DRAFT_MARK, is_model, named
 from nextn.convert.hub.ranges import CONNECTIONS, HubFile, Range, fetch_all
 from nextn.convert.hub.repository import Repository, open_repository
 from nextn.gguf_schema.container import read_header
-from nextn.gguf_schema.errors import HubError, InputError
-from nextn.gguf_schema.shards import FileSet, missing_shards, shard_names
+from nextn.gguf_schema.errors import InputError
+from nextn.gguf_schema.shards import FileSet, shard_name
 from nextn.validators.structural import SMALL_BYTES
+
+# Missing files that are named.
+MOST_LISTED = 8
 
 
 @dataclass(frozen=True)
@@ -32,39 +36,58 @@ class GGUFSet:
 
 
 def gguf_sets(repository: Repository) -> list[GGUFSet]:
-    """All GGUF files of a repository, shards together, in the order of the listing."""
-    sets: dict[tuple[str, ...], GGUFSet] = {}
+    """All GGUF files of a repository, shards together, in the order of the listing.
+
+    HubError when the path of one cannot be used.
+    """
+    sets: dict[tuple[str, int], list[str]] = {}
     for path in repository.files:
         if path.endswith(".gguf"):
-            whole = _whole(path)
-            if whole not in sets:
-                sets[whole] = _set(repository, path, whole)
-    return list(sets.values())
+            sets.setdefault(_set_of(repository.remote(path).path), []).append(path)
+    return [_set(repository, count, files) for (_, count), files in sets.items()]
 
 
-def _whole(path: str) -> tuple[str, ...]:
-    """The paths of the set that a path is one of."""
-    folder = path[: path.rfind("/") + 1]
-    return tuple(folder + name for name in shard_names(Path(path)))
+def _set_of(path: str) -> tuple[str, int]:
+    """What the files of a set have in common, and how many they are; of a file that is no shard, its path and 1.
+
+    The names of all shards are not spelled out: a file may claim to be one of a hundred thousand.
+    """
+    found = named(path)
+    is_shard = 1 <= found.index <= found.count and path == shard_name(found.stem, found.index - 1, found.count)
+    return (found.stem, found.count) if is_shard and found.count > 1 else (path, 1)
 
 
-def _set(repository: Repository, path: str, whole: tuple[str, ...]) -> GGUFSet:
-    there = tuple(each for each in whole if each in repository.files)
-    missing = missing_shards(Path(path), [Path(each).name for each in whole], [Path(each) for each in there])
-    if missing:
-        missing.subject = f"{repository.name}/{path}"
-        missing.remedy = "The repository is incomplete: ask its owner, or take another revision."
+def _set(repository: Repository, count: int, files: list[str]) -> GGUFSet:
+    path = files[0]
     kind = "model" if is_model(path) else "draft" if DRAFT_MARK in Path(path).name else "companion"
-    return GGUFSet(there[0], there, kind, named(path).tag, missing)
+    there = tuple(sorted(files))
+    return GGUFSet(there[0], there, kind, named(path).tag, _missing(repository, count, there))
+
+
+def _missing(repository: Repository, count: int, there: tuple[str, ...]) -> InputError | None:
+    """The error about files of a set of `count` that are not there."""
+    number, path = count - len(there), there[0]
+    if not number:
+        return None
+    held = set(there)
+    every = (shard_name(named(path).stem, index, count) for index in range(count))
+    first = [Path(name).name for name in islice((name for name in every if name not in held), MOST_LISTED)]
+    more = f", … {number - len(first)} more" if number > len(first) else ""
+    are = "is" if number == 1 else "are"
+    message = f"{number} of the {count} files of the set {are} missing: {', '.join(first)}{more}"
+    remedy = "The repository is incomplete: ask its owner, or take another revision."
+    return InputError("missing-shard", message, subject=f"{repository.name}/{path}", remedy=remedy)
 
 
 def file_set(repository: Repository, path: str) -> FileSet:
     """The set that a file of a repository is one of, with its headers on disk; HubError when it is not there."""
     opened = repository.open(path)
-    whole = _whole(path)
-    found = _set(repository, path, whole)
+    common, count = _set_of(path)
+    files = [each for each in repository.files if each.startswith(common) and _set_of(each) == (common, count)]
+    found = _set(repository, count, files)
     sources = tuple(repository.open(each) for each in found.files)
     prepare(sources)
+    whole = found.files if count == len(files) else (shard_name(common, index, count) for index in range(count))
     prefix = repository.location.repo
     return FileSet(opened.name, sources, tuple(f"{prefix}/{each}" for each in whole), found.missing)
 
@@ -73,7 +96,13 @@ def prepare(sources: Iterable[HubFile]) -> None:
     """Fetch headers, then all tensors that are small, in parallel; what is damaged is for who examines the files."""
     sources = tuple(sources)
     with ThreadPoolExecutor(CONNECTIONS) as pool:
-        small = dict(zip(sources, pool.map(_small_tensors, sources), strict=True))
+        try:
+            small = dict(zip(sources, pool.map(_small_tensors, sources), strict=True))
+        except BaseException:
+            for source in sources:
+                source.give_up()
+            pool.shutdown(cancel_futures=True)
+            raise
     fetch_all(small)
 
 
@@ -88,7 +117,7 @@ def _small_tensors(source: HubFile) -> list[Range]:
 
 
 def file_at(place: Location) -> FileSet:
-    """The set that a file on the hub is one of, by range; InputError for a whole repository."""
+    """The set that a file on the hub is one of, by range; InputError for a whole repository, HubError for no file."""
     repository = open_repository(place)
     if place.path is None:
         raise InputError(
@@ -97,7 +126,4 @@ def file_at(place: Location) -> FileSet:
             subject=str(place),
             remedy=f"give hf://{place.repo}/FILE.gguf",
         )
-    if place.path not in repository.files:
-        remedy = f"nextn inspect {repository.name} lists what is there"
-        raise HubError("no-file", f"has no file {place.path}", subject=repository.name, remedy=remedy)
     return file_set(repository, place.path)

@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nextn.convert.hub.paths import path_problem
 from nextn.convert.hub.picks import DRAFT_MARK, NO_MODEL_MARKS
 from nextn.convert.hub.picks import SOURCE as PICKS
 from nextn.convert.metadata import CARD
@@ -45,8 +46,6 @@ FILES = Limit(100_000, False, "fewer than 100k files in all are recommended", "m
 
 # Folders that huggingface_hub commits nothing to.
 FORBIDDEN_FOLDERS = frozenset({".git", ".cache"})
-# git and file systems take no longer names.
-NAME_BYTES = 255
 
 # Sidecars that llama.cpp cannot load lie where `-hf` never looks for the draft of a model: not above it.
 SHARED_FOLDER = "shared"
@@ -78,7 +77,7 @@ def check_paths(local_of: Iterable[tuple[str, str]]) -> None:
     """
     taken = {CARD.casefold(): "the model card"}
     for path, local in local_of:
-        if problem := _path_problem(path):
+        if problem := path_problem(path) or _forbidden_folder(path):
             raise InputError("hub-path", f"cannot be {path!r} on the hub: {problem}", subject=local, remedy="rename it")
         # Who downloads to a file system that does not tell small from capital letters gets only one of two.
         if (other := taken.setdefault(path.casefold(), local)) != local:
@@ -86,19 +85,9 @@ def check_paths(local_of: Iterable[tuple[str, str]]) -> None:
             raise UsageError("name-clash", message, subject=local, remedy="rename one of them")
 
 
-def _path_problem(path: str) -> str | None:
-    parts = path.split("/")
-    if not path.isprintable():  # Surrogates, by which Python keeps what is not UTF-8, are not.
-        return "it has characters that cannot be shown"
-    if forbidden := FORBIDDEN_FOLDERS.intersection(parts):
-        return f"nothing can be sent to a folder {min(forbidden)}"
-    if any(part in ("", ".", "..") for part in parts):
-        return "a part of it is empty or made of dots"
-    if "\\" in path:
-        return "it has a backslash, which separates folders elsewhere"
-    if any(len(part.encode()) > NAME_BYTES for part in parts):
-        return f"names have at most {NAME_BYTES} bytes"
-    return None
+def _forbidden_folder(path: str) -> str | None:
+    forbidden = FORBIDDEN_FOLDERS.intersection(path.split("/"))
+    return f"nothing can be sent to a folder {min(forbidden)}" if forbidden else None
 
 
 def check_sizes(sizes: Mapping[str, int], there: Collection[str], findings: Findings) -> None:

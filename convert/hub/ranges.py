@@ -27,6 +27,8 @@ CONNECTIONS = 8
 # Waits of a minute and a half in all: longer than it takes a router to start anew.
 FAILURES_IN_A_ROW = 8
 HASHED_AT_ONCE = 4 << 20
+# The code of the error about a file that is not what the hub says.
+WRONG_HASH = "wrong-hash"
 
 
 def merged(ranges: Iterable[Range], gap: int = GAP) -> list[Range]:
@@ -82,7 +84,13 @@ class Remote:
     size: int
     etag: str
     has_sha256: bool
-    url: str
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        from huggingface_hub import hf_hub_url
+
+        return hf_hub_url(self.repo, self.path, revision=self.commit)
 
     @property
     def name(self) -> str:
@@ -109,6 +117,7 @@ class HubFile:
         self.store = store
         self._cached = LocalFile(cached) if cached is not None else None
         self._opened = self._verified = False
+        self._given_up = threading.Event()
         self._lock = threading.Lock()
 
     @property
@@ -144,8 +153,8 @@ class HubFile:
         progress: Callable[[int], None] = lambda _: None,
         stop: threading.Event | None = None,
     ) -> None:
-        """Fetch a range and keep it, until `stop` is set; HubError when it does not come."""
-        stopped = stop or threading.Event()
+        """Fetch a range and keep it, until `stop` is set or the file given up; HubError when it does not come."""
+        stopped = stop or self._given_up
 
         def keep(at: int, data: bytes) -> None:
             self.store.put(at, data)
@@ -159,6 +168,15 @@ class HubFile:
         patience = Patience(FAILURES_IN_A_ROW, sleep=go_on)
         fetch_range(self.remote.url, self.name, self.size, start, end, keep, patience)
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether some of it may be on disk."""
+        return self._cached is not None or self.store.list_path.exists()
+
+    def give_up(self) -> None:
+        """Let reading that waits for the hub in other threads fail soon."""
+        self._given_up.set()
+
     def is_whole(self) -> bool:
         """Whether every byte is on disk, fetched by range."""
         return not self._cached and not self.missing([(0, self.size)])
@@ -168,12 +186,17 @@ class HubFile:
         if not self._verified and digest_of(self, self.remote) != self.remote.etag:
             self.store.forget()
             raise HubError(
-                "wrong-hash",
+                WRONG_HASH,
                 "what came does not have the hash that the hub states; it was thrown away",
                 subject=self.name,
                 remedy="run the same command again",
             )
         self._verified = True
+
+    def distrust(self) -> None:
+        """Do without the whole file of the cache if it is not what the hub says."""
+        if self._cached and digest_of(self._cached, self.remote) != self.remote.etag:
+            self._cached = None
 
 
 def digest_of(source: ByteSource, remote: Remote) -> str:
@@ -225,7 +248,9 @@ def fetch_all(
     return total(piece for _, piece in work)
 
 
-def check_space(work: Iterable[tuple[HubFile, Range]]) -> None:
+def check_space(
+    work: Iterable[tuple[HubFile, Range]], remedy: str = "free some space, or set HF_HOME to a folder on another disk"
+) -> None:
     """InputError when the disk has no room for ranges that are to be fetched."""
     needed: dict[int, int] = {}
     folders: dict[int, Path] = {}
@@ -240,5 +265,5 @@ def check_space(work: Iterable[tuple[HubFile, Range]]) -> None:
                 "no-space",
                 f"{needed[device]:,} bytes are to be fetched, {free:,} are free",
                 subject=str(folder),
-                remedy="free some space, or set HF_HOME to a folder on another disk",
+                remedy=remedy,
             )

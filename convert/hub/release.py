@@ -116,6 +116,8 @@ def _sets(paths: Iterable[Path]) -> list[tuple[Path, ...]]:
     given = {path.absolute(): path for path in paths}
     sets: dict[tuple[Path, ...], None] = {}
     for absolute, path in given.items():
+        if absolute.is_dir():
+            raise InputError("not-a-file", "is a folder", subject=str(path), remedy="give the files that are in it")
         names = shard_names(path)
         if missing := [name for name in names if absolute.with_name(name) not in given]:
             message = f"is one of {len(names)} files, and these are not given: {listed(missing, 8)}"

@@ -6,14 +6,16 @@ the death of the process. After a crash of the machine the checksums tell which 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import threading
 import zlib
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from nextn.convert.output import write_error
 
@@ -52,11 +54,16 @@ class RangeStore:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            data = self.list_path.read_bytes() if self.list_path.exists() else b""
-            head, *lines = data.split(b"\n")
-            if head != self._head or os.fstat(self._descriptor).st_size != self.size:
-                self._empty()
-                return self
+            with self.list_path.open("a+b") as file:
+                # Of two processes that find nothing, the second must not empty what the first has begun. There are file
+                # systems without locks.
+                with suppress(OSError):
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                file.seek(0)
+                head, *lines = file.read().split(b"\n")
+                if head != self._head or os.fstat(self._descriptor).st_size != self.size:
+                    lines = []
+                    self._empty(file)
         except OSError as error:
             raise write_error(self.path, error) from error
         for line in lines:
@@ -68,22 +75,26 @@ class RangeStore:
         self._held.sort()
         return self
 
-    def _empty(self) -> None:
-        """Forget everything; OSError when the disk fails."""
-        self._held.clear()
-        self._trusted.clear()
+    def _empty(self, file: BinaryIO) -> None:
+        """Begin anew with an open list; OSError when the disk fails."""
         # The list first: it must not tell of bytes that are gone.
-        self.list_path.write_bytes(self._head + b"\n")
+        file.truncate(0)
+        file.write(self._head + b"\n")
+        file.flush()
         os.ftruncate(self._descriptor, 0)
         os.ftruncate(self._descriptor, self.size)
 
     def forget(self) -> None:
-        """Forget everything that is on disk: it is not what the hub says."""
+        """Forget everything that is on disk, which is not what the hub says, and begin anew.
+
+        Another process that has it open keeps the bytes that it was told of: the files are new ones.
+        """
         with self._lock:
-            try:
-                self._empty()
-            except OSError as error:
-                raise write_error(self.path, error) from error
+            self._held.clear()
+            self._trusted.clear()
+        self.remove()
+        self.close()
+        self.open()
 
     def missing(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """The parts of a range that are not on disk, in order; what is there is checked when it is first asked for."""
@@ -131,9 +142,13 @@ class RangeStore:
         return not self._held
 
     def remove(self) -> None:
-        """Delete what is on disk."""
-        for path in (self.path, self.list_path):
-            path.unlink(missing_ok=True)
+        """Delete what is on disk; InputError when that fails."""
+        # The list first: it must not tell of bytes that are gone.
+        for path in (self.list_path, self.path):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise write_error(path, error) from error
 
     def read(self, start: int, length: int) -> bytes:
         """Bytes that are on disk."""
@@ -152,7 +167,12 @@ class RangeStore:
         except OSError as error:
             raise write_error(self.path, error) from error
 
+    def close(self) -> None:
+        """Close the file."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
     def __del__(self) -> None:
         """Close the file with the last reference."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
+        self.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 from nextn.convert.hub.gguf_sets import GGUFSet, file_set, gguf_sets
@@ -16,6 +17,8 @@ from nextn.validators.findings import Severity
 
 # A header with a vocabulary has some megabytes: of more files than this only those that `-hf` takes are read.
 MOST_READ = 12
+# Of more quantizations than this, what `-hf` takes is shown for the first ones alone.
+MOST_TAGS = 100
 TRUNKS = (Role.COMBINED, Role.TRUNK)
 HEADS = (Role.MTP, Role.MTP_SHARED)
 
@@ -94,7 +97,7 @@ def survey(repository: Repository) -> Survey:
     sets = tuple(_some_sets(repository))
     paths, tag = list(repository.files), repository.location.tag
     tags = dict.fromkeys(each.tag for each in sets if each.kind == "model" and each.tag)
-    every = (picks(paths, tag), *(picks(paths, each) for each in tags if each != tag))
+    every = (picks(paths, tag), *(picks(paths, each) for each in islice(tags, MOST_TAGS) if each != tag))
     taken = {*every[0].model[:1], every[0].draft}
     read = [each for each in sets if not each.missing and (len(sets) <= MOST_READ or each.path in taken)]
     reports = {each.path: examine(file_set(repository, each.path)) for each in read if each.kind != "companion"}

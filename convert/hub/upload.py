@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nextn.convert.hub.committing import commit_pointers, content, pointer
 from nextn.convert.hub.drafts import Draft, branch_name, open_branch, open_pull_request, remove_branch
-from nextn.convert.hub.errors import status_of
+from nextn.convert.hub.errors import one_line, status_of
 from nextn.convert.hub.hashes import assert_unchanged
 from nextn.convert.hub.items import Item, Outcome, Result, Uploaded
 from nextn.convert.hub.locations import Location
@@ -168,7 +168,7 @@ class Transaction:
             warnings.simplefilter("always", UserWarning)
             self.api.create_commit(self.repo, [operation], commit_message=f"Upload {path}", revision=ref)
         for warning in said:
-            self.notice(f"{path}: {' '.join(str(warning.message).split())}")
+            self.notice(f"{path}: {one_line(warning.message)}")
 
     @contextmanager
     def _bars(self) -> Iterator[None]:
@@ -261,7 +261,7 @@ def _refusals(subject: str) -> Iterator[None]:
     except json.JSONDecodeError:
         raise
     except ValueError as error:
-        raise HubError("refused", " ".join(str(error).split())[:300], subject=subject) from error
+        raise HubError("refused", one_line(error)[:300], subject=subject) from error
 
 
 def _assert_same(item: Item) -> None:

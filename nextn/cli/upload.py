@@ -111,11 +111,10 @@ class _Upload:
 
     def _hashes(self) -> dict[str, str | None]:
         """The sha256 of each file by path; --dry-run reads no file to compute one."""
-        from huggingface_hub import cached_assets_path
-
         from nextn.convert.hub.hashes import Hashes
+        from nextn.convert.hub.repository import assets_folder
 
-        known = Hashes(cached_assets_path("nextn", "hashes"))
+        known = Hashes(assets_folder("hashes"))
         if self.asked["dry_run"]:
             return {path: known.known(file) for path, file in self.files.items()}
         with self.report.progress("hashing", sum(file.size for file in self.files.values())) as progress:

@@ -62,8 +62,8 @@ def test_all_files_come_as_they_are_and_a_rerun_fetches_nothing(
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [
-        ((REPO, "--emit", "mtp"), [HEAD, SHARED]),
-        ((REPO, "--emit", "trunk"), [TRUNK]),
+        pytest.param((REPO, "--emit", "mtp"), [HEAD, SHARED], marks=pytest.mark.long),
+        pytest.param((REPO, "--emit", "trunk"), [TRUNK], marks=pytest.mark.long),
         ((f"{REPO}:f32",), [COMBINED, TRUNK, HEAD, SHARED]),
         ((f"hf://{REPO}/{HEAD}",), [HEAD]),
     ],
@@ -74,6 +74,7 @@ def test_what_is_wanted(wanted: tuple[str, ...], expected: list[str], hub: Readi
     assert sorted(digests(out)) == sorted(expected)
 
 
+@pytest.mark.long
 def test_a_tag_brings_what_goes_with_it_though_it_has_another(hub: Reading, tmp_path: Path) -> None:
     """As `-hf` does: the head that is nearest in bits, here with all its shards, and the part for images."""
     names = ("M-Q4_K_M.gguf", "M-Q8_0.gguf", "mtp-M-Q8_0-00001-of-00002.gguf", "mtp-M-Q8_0-00002-of-00002.gguf")
@@ -124,6 +125,7 @@ def test_a_partial_file_of_somebody_else_is_kept(hub: Reading, tmp_path: Path) -
     assert hub.hub.bytes_sent(STORAGE) == 0
 
 
+@pytest.mark.long
 def test_what_does_not_have_the_hash_of_the_hub_gets_no_name(
     hub: Reading, files: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -136,6 +138,28 @@ def test_what_does_not_have_the_hash_of_the_hub_gets_no_name(
     assert done.returncode == 0, done.stderr
     assert (tmp_path / HEAD).read_bytes() == files[HEAD].read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [HEAD]
+
+
+def test_wrong_bytes_that_were_kept_are_not_copied_again_and_again(
+    hub: Reading, files: dict[str, Path], tmp_path: Path
+) -> None:
+    """A header that came damaged, in a way that no reader of it notices, is what fetching begins with."""
+    hub.hub.faults.add(Fault(How.CORRUPT, "GET /cdn/"))
+    assert hub.run("validate", f"hf://{REPO}/{HEAD}").returncode in (0, 1, 3)
+    hub.hub.faults.clear()
+    for status in (4, 0):
+        assert hub.run("fetch", f"hf://{REPO}/{HEAD}", "-o", tmp_path).returncode == status
+    assert (tmp_path / HEAD).read_bytes() == files[HEAD].read_bytes()
+
+
+def test_fetching_needs_no_place_to_keep_anything_else(hub: Reading, files: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = hub.run(
+        "fetch", f"hf://{REPO}/{HEAD}", "-o", tmp_path / "out", variables={"HF_ASSETS_CACHE": str(tmp_path / "file")}
+    )
+    assert done.returncode == 0, done.stderr
+    assert digests(tmp_path / "out") == {HEAD: digests(files[HEAD].parent)[HEAD]}
+    assert list(hub.home.rglob("*.ranges")) == []
 
 
 def test_a_path_that_leads_out_of_the_folder_is_refused(hub: Reading, tmp_path: Path) -> None:
@@ -184,6 +208,7 @@ def test_a_file_on_the_hub_is_judged_as_the_local_one(hub: Reading, files: dict[
     assert hub.hub.bytes_sent(f"{STORAGE}") < 0.5 * whole
 
 
+@pytest.mark.long
 def test_a_whole_repository_is_judged(hub: Reading, files: dict[str, Path]) -> None:
     assert hub.result("validate", REPO)["ok"]
     cut = files[TRUNK].read_bytes()[:-5000]
@@ -197,6 +222,7 @@ def test_a_whole_repository_is_judged(hub: Reading, files: dict[str, Path]) -> N
 
 
 @pytest.mark.parametrize("command", ["validate", "inspect"])
+@pytest.mark.long
 def test_a_file_that_is_not_there(command: str, hub: Reading) -> None:
     done = hub.run(command, f"hf://{REPO}/none.gguf", "--json")
     assert done.returncode == 4

@@ -101,6 +101,7 @@ def test_convert(hub: Reading, tmp_path: Path, converted: Converted) -> None:
     assert deaths > 0
 
 
+@pytest.mark.long
 def test_an_interrupted_conversion_continues(hub: Reading, tmp_path: Path) -> None:
     """The journal knows the sources again: a file of a commit is the same for the next run."""
     arguments = (*CONVERT, ROLES, "-o", str(tmp_path / "out"))

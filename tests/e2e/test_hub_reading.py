@@ -67,7 +67,7 @@ def test_the_head_costs_its_own_bytes_and_those_of_embeddings_and_output(hub: Re
 
 def test_two_exports_of_one_repository_are_one_download(hub: Reading, tmp_path: Path) -> None:
     """U08: what both need is fetched once; HF_HOME decides where it is kept."""
-    for emit, folder in (("mtp", "a"), ("combined", "b"), ("trunk,mtp", "c")):
+    for emit, folder in (("mtp", "a"), ("combined", "b")):
         done = hub.run("convert", "org/step35-tiny", "-o", tmp_path / folder, "--emit", emit)
         assert done.returncode == 0, done.stderr
     assert hub.sent_twice() == []
@@ -143,7 +143,7 @@ def test_a_local_path_wins(hub: Reading, tmp_path: Path) -> None:
     [
         ("org/missing", None, "no-repository"),
         pytest.param("org/missing", TOKEN, "no-repository", marks=pytest.mark.long),
-        ("org/private", None, "no-repository"),
+        pytest.param("org/private", None, "no-repository", marks=pytest.mark.long),
         ("org/gated", None, "gated"),
         pytest.param("org/gated", "hf_Somebody", "gated", marks=pytest.mark.long),
         ("org/step35-tiny@v9", None, "no-revision"),
@@ -166,7 +166,7 @@ def test_what_may_not_be_seen(repository: str, token: str | None, code: str, hub
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("kind", ["private", "gated"])
+@pytest.mark.parametrize("kind", ["private", pytest.param("gated", marks=pytest.mark.long)])
 def test_with_a_token_it_can_be_read_and_the_storage_never_gets_it(kind: str, hub: Reading, tmp_path: Path) -> None:
     """The fake hub's storage, another origin, refuses a request that bears a token."""
     hub.hub.store.users[TOKEN] = "reader"
@@ -180,7 +180,7 @@ def test_with_a_token_it_can_be_read_and_the_storage_never_gets_it(kind: str, hu
     assert len(hub.hub.requests(STORAGE)) > 0
 
 
-@pytest.mark.parametrize("token", [TOKEN, OLD_TOKEN])
+@pytest.mark.parametrize("token", [OLD_TOKEN, pytest.param(TOKEN, marks=pytest.mark.long)])
 def test_a_token_that_the_server_repeats_is_not_shown(token: str, hub: Reading) -> None:
     hub.token = token
     hub.hub.faults.add(status(403, message=f"{token} may not"))
@@ -196,7 +196,20 @@ def test_offline(hub: Reading) -> None:
     assert "HF_HUB_OFFLINE" in done.stderr
 
 
-@pytest.mark.parametrize("source", ["org/step35-tiny", "hf://org/gguf/M.gguf"])
+@pytest.mark.long
+def test_a_setting_that_makes_no_sense(hub: Reading) -> None:
+    done = hub.run("inspect", "org/step35-tiny", "--json", variables={"HF_HUB_DOWNLOAD_TIMEOUT": "soon"})
+    assert (done.returncode, hub.hub.seen) == (2, [])
+    assert json.loads(done.stdout)["error"]["code"] == "bad-setting"
+
+
+@pytest.mark.long
+def test_a_token_of_letters_that_no_token_has(hub: Reading) -> None:
+    done = hub.run("inspect", "org/step35-tiny", "--json", variables={"HF_TOKEN": "tökén"})
+    assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (4, "bad-token")
+
+
+@pytest.mark.parametrize("source", ["org/step35-tiny", pytest.param("hf://org/gguf/M.gguf", marks=pytest.mark.long)])
 def test_nowhere_to_keep_anything(source: str, hub: Reading, tmp_path: Path) -> None:
     hub.hub.store.create("org/gguf").put({"M.gguf": b"GGUF"})
     (tmp_path / "file").touch()
@@ -206,6 +219,7 @@ def test_nowhere_to_keep_anything(source: str, hub: Reading, tmp_path: Path) -> 
     assert len(done.stderr.splitlines()) <= 2
 
 
+@pytest.mark.long
 def test_nobody_answers(hub: Reading) -> None:
     done = hub.run("inspect", "org/step35-tiny", variables={"HF_ENDPOINT": "http://127.0.0.1:9"})
     assert done.returncode == 4

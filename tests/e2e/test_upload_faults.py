@@ -59,7 +59,7 @@ def test_every_third_request_fails(up: Uploading) -> None:
         assert parts <= puts <= 2 * parts
 
 
-@pytest.mark.parametrize("how", [How.DISCONNECT, How.DISCONNECT_AFTER])
+@pytest.mark.parametrize("how", [How.DISCONNECT_AFTER, pytest.param(How.DISCONNECT, marks=pytest.mark.long)])
 def test_every_third_connection_breaks(up: Uploading, how: How) -> None:
     fault = up.hub.faults.add(Fault(how, every=3))
     done = up.run()
@@ -69,7 +69,7 @@ def test_every_third_connection_breaks(up: Uploading, how: How) -> None:
     assert list(up.hub.store.repositories[REPO].refs) == ["main"]
 
 
-@pytest.mark.parametrize("how", [How.DISCONNECT, How.DISCONNECT_AFTER])
+@pytest.mark.parametrize("how", [How.DISCONNECT_AFTER, pytest.param(How.DISCONNECT, marks=pytest.mark.long)])
 def test_the_connection_breaks_during_the_commit_to_main(up: Uploading, how: How) -> None:
     up.hub.faults.add(Fault(how, COMMIT_TO_MAIN, times=1))
     done = up.run()
@@ -82,7 +82,7 @@ def test_the_connection_breaks_during_the_commit_to_main(up: Uploading, how: How
     assert answers == ([0, 200] if how is How.DISCONNECT else [200, 412])
 
 
-@pytest.mark.parametrize("code", [409, 503])
+@pytest.mark.parametrize("code", [503, pytest.param(409, marks=pytest.mark.long)])
 def test_what_may_pass_is_tried_again(up: Uploading, code: int) -> None:
     up.hub.faults.add(status(code, "PUT /upload", times=1))
     up.hub.faults.add(status(code, COMMIT_TO_MAIN, times=1))
@@ -99,7 +99,9 @@ def test_the_hub_says_how_long_to_wait(up: Uploading) -> None:
     assert 20.0 in up.slept()
 
 
-@pytest.mark.parametrize("code", [401, 403, 404])
+@pytest.mark.parametrize(
+    "code", [403, pytest.param(401, marks=pytest.mark.long), pytest.param(404, marks=pytest.mark.long)]
+)
 def test_a_refusal_is_final_and_shown(up: Uploading, code: int) -> None:
     up.hub.faults.add(status(code, "POST .*/branch/", message="because of the moon"))
     done = up.run()
@@ -128,6 +130,7 @@ def test_one_file_is_refused_and_the_others_are_sent(up: Uploading) -> None:
     assert up.is_published()
 
 
+@pytest.mark.long
 def test_the_storage_refuses_a_file_in_its_list(up: Uploading) -> None:
     uploads_of(up.hub).refuses[up.wanted[MTP]] = "over the quota of this account"
     done = up.run()
@@ -137,6 +140,7 @@ def test_the_storage_refuses_a_file_in_its_list(up: Uploading) -> None:
     assert up.sent() == {TRUNK: 1, SHARED: 1}
 
 
+@pytest.mark.long
 def test_the_hub_warns_of_the_card(up: Uploading) -> None:
     uploads_of(up.hub).warns.append("the base model is not there")
     done = up.run()
@@ -145,6 +149,7 @@ def test_the_hub_warns_of_the_card(up: Uploading) -> None:
     assert "UserWarning" not in done.said
 
 
+@pytest.mark.long
 def test_a_storage_that_is_gone_is_not_asked_for_every_file(up: Uploading) -> None:
     up.watch(lambda _, request: up.hub.close_storage() if "objects/batch" in request.path else None)
     done = up.run("--json")
@@ -161,7 +166,7 @@ def test_a_stall_ends_and_is_tried_again(up: Uploading) -> None:
     up.hub.closing.set()
 
 
-@pytest.mark.parametrize("believes", [True, False])
+@pytest.mark.parametrize("believes", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_what_the_hub_holds_is_shorter(up: Uploading, believes: bool) -> None:
     uploads = uploads_of(up.hub)
     uploads.damage, uploads.believes = lambda data: data[:-4096], believes
@@ -180,7 +185,7 @@ def test_what_the_hub_holds_is_shorter(up: Uploading, believes: bool) -> None:
     assert up.is_published()
 
 
-@pytest.mark.parametrize("place", [10_000, -10_000])
+@pytest.mark.parametrize("place", [-10_000, pytest.param(10_000, marks=pytest.mark.long)])
 def test_what_the_hub_holds_has_another_byte(up: Uploading, place: int) -> None:
     def flipped(data: bytes) -> bytes:
         changed = bytearray(data)
@@ -199,6 +204,7 @@ def test_what_the_hub_holds_has_another_byte(up: Uploading, place: int) -> None:
         up.hub.store.repositories.clear()
 
 
+@pytest.mark.long
 def test_what_comes_back_wrongly_once_is_looked_at_again_by_the_next_run(up: Uploading) -> None:
     up.hub.faults.add(Fault(How.TRUNCATE, "GET /cdn", times=1))
     up.hub.faults.add(Fault(How.CORRUPT, "GET /cdn", skip=1, times=1))
@@ -230,6 +236,7 @@ def test_a_file_that_changes_while_it_is_sent_is_noticed(up: Uploading, tmp_path
     assert up.main().keys() == {".gitattributes"}
 
 
+@pytest.mark.long
 def test_a_file_that_is_cut_after_it_was_validated_is_noticed(up: Uploading, tmp_path: Path) -> None:
     cut = tmp_path / TRUNK
     shutil.copy(up.files[TRUNK], cut)
@@ -265,8 +272,10 @@ def test_somebody_else_commits_meanwhile(up: Uploading) -> None:
     assert b"# Theirs" in files["README.md"].blob.read(0, 1000)
 
 
+@pytest.mark.long
 def test_a_proxys_page_about_an_error_is_no_answer(up: Uploading) -> None:
-    answer, shown = up.hub.answer, []
+    answer = up.hub.answer
+    shown: list[Request] = []
 
     def proxied(request: Request) -> Response:
         if request.path == "/api/validate-yaml" and not shown:
@@ -280,6 +289,7 @@ def test_a_proxys_page_about_an_error_is_no_answer(up: Uploading) -> None:
     assert up.is_published()
 
 
+@pytest.mark.long
 def test_a_branch_that_stays_is_removed_by_the_next_run(up: Uploading) -> None:
     up.hub.faults.add(status(403, "DELETE "))
     done = up.run()

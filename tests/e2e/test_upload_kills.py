@@ -56,7 +56,9 @@ def ends_right(up: Uploading) -> None:
     assert before.keys() <= every.keys()
 
 
-@pytest.mark.parametrize(("number", "after"), SOME)
+@pytest.mark.parametrize(
+    ("number", "after"), [*SOME[:2], *(pytest.param(*each, marks=pytest.mark.long) for each in SOME[2:])]
+)
 def test_killed_at_some_requests(up: Uploading, number: int, after: bool) -> None:
     killed_at(up, number, after=after)
     ends_right(up)
@@ -71,6 +73,7 @@ def test_killed_at_every_request(up: Uploading, number: int, after: bool) -> Non
     ends_right(up)
 
 
+@pytest.mark.long
 def test_killed_again_and_again(up: Uploading) -> None:
     chosen = random.Random(9)  # noqa: S311
     for _ in range(4):
