@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nextn.kernels.operations import Operations
 from nextn.kernels.triton.attention import Attention
+from nextn.kernels.triton.blocks import FORMATS
 from nextn.kernels.triton.elementwise import Elementwise
 from nextn.kernels.triton.norms import Norms
 from nextn.kernels.triton.pools import Pools
@@ -28,3 +29,5 @@ class TritonOperations(
     Operations,
 ):
     """Every operation; those without a kernel by their definition."""
+
+    packed_types = frozenset(FORMATS)

@@ -136,13 +136,12 @@ def together_kernel(
         part = start + tl.arange(0, PARTS)
         largest = tl.maximum(largest, tl.load(tops + first + part, mask=part < count, other=float("-inf")))
     top = tl.max(largest, axis=0)
-    beside = tl.where(top == float("-inf"), 0.0, top)
     total = tl.zeros((PARTS,), tl.float32)
     seen = tl.zeros((PARTS, DV), tl.float32)
     for start in range(0, count, PARTS):
         part = start + tl.arange(0, PARTS)
         there = part < count
-        share = tl.exp(tl.load(tops + first + part, mask=there, other=float("-inf")) - beside)
+        share = tl.exp(tl.load(tops + first + part, mask=there, other=float("-inf")) - top)
         total += share * read(sums, first + part, there)
         place = (first + part)[:, None] * dv + column[None, :]
         seen += share[:, None] * read(held, place, there[:, None] & is_value[None, :])

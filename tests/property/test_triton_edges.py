@@ -46,8 +46,9 @@ def test_of_equal_scores_the_first_are_chosen_in_ascending_order() -> None:
 
 
 def test_equal_groups_and_groups_of_one() -> None:
-    zeros, grouped = torch.zeros(6, device=DEVICE), given([[2.0, 1.0, 0.0, 0.0, 1.0, 2.0]])
-    route = lambda router: ops.sigmoid_router(grouped, zeros, router)[0].tolist()  # noqa: E731
+    # However low the bias is.
+    low, grouped = torch.full((6,), -50.0, device=DEVICE), given([[2.0, 1.0, 0.0, 0.0, 1.0, 2.0]])
+    route = lambda router: ops.sigmoid_router(grouped, low, router)[0].tolist()  # noqa: E731
     assert route(Router(2, groups=3, groups_used=1)) == [[0, 1]]
     assert route(Router(3, groups=3, groups_used=2)) == [[0, 1, 5]]
     assert route(Router(2, groups=6, groups_used=2)) == [[0, 5]]
@@ -227,6 +228,17 @@ def test_functions_of_what_is_no_usual_number() -> None:
     assert limits[0, 2].item() == pytest.approx(-2 * 2 / (1 + math.exp(-2)))
 
 
+def test_what_is_normed_is_the_sum_as_it_is_kept() -> None:
+    x, y, weight = (noise(seed, 3, 40, dtype=torch.bfloat16) for seed in (19, 20, 21))
+    added, normed = ops.added_and_normed(x, y, weight[0], 1e-5)
+    assert error(added, x.double().cpu() + y.double().cpu()) < 1e-2
+    assert torch.equal(normed, ops.rms_norm(added, weight[0], 1e-5))
+    reads = weight[:, :2].contiguous()
+    streams = noise(22, 3, 2, 40, dtype=torch.bfloat16)
+    collapsed = ops.collapse(streams, reads)
+    assert torch.equal(ops.read_streams(streams, reads, weight[0], 1e-5), ops.rms_norm(collapsed, weight[0], 1e-5))
+
+
 def test_scores_of_pooled_keys_that_lie_apart() -> None:
     held, queries, weights = noise(14, 23, 6), noise(15, 3, 6), noise(16, 3)
     apart, together = held[3::4], held[3::4].clone()
@@ -234,6 +246,18 @@ def test_scores_of_pooled_keys_that_lie_apart() -> None:
     assert same(ops.block_scores(queries, apart), ops.block_scores(queries, together))
     held[7] = torch.nan
     assert ops.pool_scores(queries, weights, apart).isnan().tolist() == [False, True, False, False, False]
+    held[7] = math.inf
+    assert ops.block_scores(queries.abs(), apart)[1] == math.inf
+
+
+def test_streams_of_another_number_than_a_power_of_two() -> None:
+    scores = noise(23, 2, 3, 5)
+    assert error(ops.sinkhorn(scores, 7, 1e-3), REFERENCE.sinkhorn(*exact(scores), 7, 1e-3)) < 1e-6
+    parts = noise(24, 2, 15), noise(25, 3), noise(26, 15)
+    for found, expected in zip(
+        ops.stream_weights(*parts, 7, 1e-6), REFERENCE.stream_weights(*exact(*parts), 7, 1e-6), strict=True
+    ):
+        assert error(found, expected) < 1e-6
 
 
 def test_scores_of_more_keys_than_a_program_takes() -> None:
