@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from importlib import import_module
 from typing import cast
 
@@ -21,7 +22,13 @@ DEFAULT = {"cpu": "cpu", "cuda": "triton"}
 
 
 class Operations(Qwen4ExpOperations, Glm5NextOperations, Routing):
-    """Every operation, by its definition in plain torch."""
+    """Every operation, by its definition in plain torch.
+
+    Weights of `packed_types` are read as they lie, others are decoded once and kept; when it is None, weights of any
+    type are decoded block by block.
+    """
+
+    packed_types: Collection[str] | None = None
 
 
 REFERENCE = Operations()

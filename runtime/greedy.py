@@ -39,10 +39,13 @@ def greedy(
     return tokens
 
 
-def best(logits: Tensor) -> int:
-    """The id of the largest logit [vocabulary]; of equal ones the lowest id. VerdictError when it is no number."""
+def best(logits: Tensor, subject: str = "model") -> int:
+    """The id of the largest logit [vocabulary]; of equal ones the lowest id. VerdictError when it is no number.
+
+    `subject` is what made the logits, for the message.
+    """
     found = int(logits.argmax())
     if not logits[found].isfinite():
         remedy = "nextn validate --deep tells which weights are no numbers"
-        raise VerdictError("not-a-number", "the logits are not numbers", subject="model", remedy=remedy)
+        raise VerdictError("not-a-number", "the logits are not numbers", subject=subject, remedy=remedy)
     return found

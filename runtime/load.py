@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from math import prod
@@ -43,6 +45,7 @@ NOT_MINDED = frozenset(
 )
 TOKENIZER = "tokenizer."
 INTERPRETED = "TRITON_INTERPRET"
+FLOAT_BYTES = 4
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
@@ -50,7 +53,8 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 class Pair:
     """A trunk, and the heads that draft for it; `unused` are tensors of their files that nothing reads.
 
-    `weights` are those of the trunk and of the heads: the same when one file has both.
+    `weights` are those of the trunk and of the heads: the same when one file has both. `notes` are what else a user
+    should know of how tensors are used.
     """
 
     trunk: Trunk
@@ -58,6 +62,19 @@ class Pair:
     file: GGUFFile
     weights: tuple[Weights, Weights]
     unused: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> list[str]:
+        """What stands for a missing tensor, and what is kept decoded."""
+        held = dict.fromkeys(self.weights)
+        decoded = [tensor for weights in held for tensor in weights.unpacked]
+        notes = list(dict.fromkeys(note for weights in held for note in weights.notes))
+        if decoded:
+            types = ", ".join(sorted({tensor.type.name for tensor in decoded}))
+            amount = sum(tensor.elements for tensor in decoded) * FLOAT_BYTES / 1e9
+            told = f"{counted(len(decoded), 'tensor')} of {types}, which these kernels do not read packed"
+            notes.append(f"decoded once, and kept: {told}: {amount:.3g} GB")
+        return notes
 
 
 def use_threads(count: int) -> None:
@@ -67,6 +84,34 @@ def use_threads(count: int) -> None:
         import numba
 
         numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
+
+
+@contextmanager
+def watched_compiling(tell: Callable[[], None]) -> Iterator[None]:
+    """Call `tell` when numba begins to compile: once, and not when all that is needed is in its cache."""
+    if "numba" not in sys.modules:
+        # Nothing that was loaded is compiled.
+        yield
+        return
+    from numba.core import event
+
+    class Once(event.Listener):
+        told = False
+
+        def on_start(self, _: object) -> None:
+            if not self.told:
+                self.told = True
+                tell()
+
+        def on_end(self, _: object) -> None:
+            """It was told already."""
+
+    listener = Once()
+    event.register("numba:compile", listener)  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        event.unregister("numba:compile", listener)  # type: ignore[no-untyped-call]
 
 
 def load_pair(
@@ -121,8 +166,10 @@ def _operations(kernels: str, device: str, dtype: torch.dtype) -> Operations:
         raise UsageError("kernels-device", f"do not compute on {device}", subject=f"{kernels} kernels", remedy=remedy)
     try:
         return operations(kernels, dtype)
-    except ModuleNotFoundError as error:
-        message = f"need {error.name}, which is not installed"
+    except (ImportError, OSError, ValueError) as error:  # numba raises the last for its environment variables
+        message = f"cannot be loaded: {error}"
+        if isinstance(error, ModuleNotFoundError):
+            message = f"need {error.name}, which is not installed"
         remedy = "pip install 'nextn[runtime]', or compute with --kernels reference"
         raise InputError("kernels-missing", message, subject=f"{kernels} kernels", remedy=remedy) from error
 
@@ -195,5 +242,6 @@ def _checked_head(trunk: GGUFFile, head: GGUFFile) -> GGUFFile:
     examine_pair(trunk.contents, head.contents, findings)
     errors = [f"{f.subject} {f.message}" for f in findings if f.severity is Severity.ERROR]
     if errors:
-        raise VerdictError("pair-refused", "; ".join(errors), subject=head.contents.name)
+        name = head.contents.name
+        raise VerdictError("pair-refused", "; ".join(errors).removeprefix(f"{name} "), subject=name)
     return _checked_contents(head, _checked_role(head))

@@ -136,8 +136,15 @@ class Heads(Protocol):
         ...
 
 
-def embedded(chunks: Sequence[Chunk], gather: Callable[[Sequence[int]], Tensor]) -> Tensor:
-    """The embedding rows of all chunks, of tokens by `gather`: [rows, width]."""
+def embedded(chunks: Sequence[Chunk], gather: Callable[[Sequence[int]], Tensor], width: int) -> Tensor:
+    """The embedding rows of all chunks, of tokens by `gather`: [rows, width].
+
+    UsageError for given rows of another width.
+    """
+    for chunk in chunks:
+        if chunk.embeddings is not None and chunk.embeddings.shape != (len(chunk), width):
+            message = f"embedding rows of shape {list(chunk.embeddings.shape)}, want {[len(chunk), width]}"
+            raise UsageError("embedding-rows", message)
     return joined([gather(c.tokens) if c.embeddings is None else c.embeddings for c in chunks])
 
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from nextn.gguf_schema.errors import InputError, VerdictError
+from nextn.gguf_schema.errors import InputError, NextnError, VerdictError
 from nextn.runtime.drafting import Draft, Drafter, Options
 from nextn.runtime.greedy import best
 from nextn.runtime.model import Chunk, Heads, Trunk
@@ -224,7 +224,14 @@ class Speculator:
                 behind.append((session, run))
 
         def caught_up(chunks: Sequence[Chunk]) -> list[bool]:
-            heads.catch_up(chunks)
+            before = [chunk.state.length for chunk in chunks]
+            try:
+                heads.catch_up(chunks)
+            except Exception:
+                # Some may have been counted before it failed; they are tried again.
+                for chunk, length in zip(chunks, before, strict=True):
+                    chunk.state.truncate(length)
+                raise
             return [True] * len(chunks)
 
         done = self._tried(chunks, [run for _, run in behind], caught_up, "; no draft from here on") if chunks else []
@@ -242,6 +249,8 @@ class Speculator:
             return [*work(parts)]
         except Exception as error:
             told = f"{type(error).__name__}: {error}"
+            if isinstance(error, NextnError):
+                told = f"{error.subject}: {error.message}" if error.subject else error.message
             if self.options.strict:
                 remedy = "without --strict-draft the text goes on, and errors of heads are counted"
                 raise VerdictError("draft-error", f"a head failed: {told}{then}", remedy=remedy) from error

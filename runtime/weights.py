@@ -27,6 +27,8 @@ PLAIN: dict[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF
 # A matrix that is no larger than this when decoded is decoded once; of larger ones a block of rows at a time.
 DECODED_BYTES = 64 << 20
 BLOCK_BYTES = 8 << 20
+# Tensors of these names are read by single rows.
+TABLES = ("token_embd.weight", "embed_tokens.weight")
 # Of Linux: no memory is set aside for pages that are written to. Python has no name for it yet.
 MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 
@@ -104,7 +106,8 @@ class Matrix:
 class Weights:
     """The tensors of a model's files; `lender` has the embedding and the output, which a shared sidecar borrows.
 
-    Nothing else is borrowed: a head block in the lender is another head's. `ops` is what models compute with.
+    Nothing else is borrowed: a head block in the lender is another head's. `ops` is what models compute with. `read`
+    are the tensors of the files that were asked for, `notes` what a user should know of how they are used.
     """
 
     def __init__(
@@ -122,34 +125,50 @@ class Weights:
         self.lender = lender
         self.ops = ops
         self.read: set[str] = set()
+        self.notes: list[str] = []
         self._maps: dict[str, npt.NDArray[np.uint8]] = {}
 
     def __contains__(self, name: str) -> bool:
         """Whether the files themselves have a tensor."""
         return name in self.contents.tensors
 
-    def matrix(self, name: str) -> Matrix:
-        """A weight as it is stored; InputError when it is missing, or of a type that cannot be decoded."""
+    def matrix(self, name: str, dtype: torch.dtype | None = None) -> Matrix:
+        """A weight as it is stored; InputError when it is missing, or of a type that cannot be decoded.
+
+        Its values are of `dtype`, if that is to be another than all others'.
+        """
         tensor = self.contents.tensors.get(name)
         if tensor is None:
             if self.lender is not None and name in (EMBEDDING, OUTPUT):
-                return self.lender.matrix(name)
+                return self.lender.matrix(name, dtype)
             remedy = "nextn validate says what else is wrong with the file"
             raise InputError(
                 "missing-weight", f"tensor {name!r} is not there", subject=self.contents.name, remedy=remedy
             )
         self.read.add(name)
         shape = tensor.ne[::-1]
-        return Matrix(name, shape, tensor.type, self._bytes(tensor, shape), self.dtype)
+        return Matrix(name, shape, tensor.type, self._bytes(tensor, shape), dtype or self.dtype)
 
-    def vector(self, name: str) -> Tensor:
+    def vector(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """A small tensor, decoded: of torch shape."""
-        matrix = self.matrix(name)
+        matrix = self.matrix(name, dtype)
         return matrix._decode(matrix._data).contiguous()
 
-    def optional(self, name: str) -> Tensor | None:
+    def optional(self, name: str, dtype: torch.dtype | None = None) -> Tensor | None:
         """A small tensor, or None."""
-        return self.vector(name) if name in self else None
+        return self.vector(name, dtype) if name in self else None
+
+    def instead(self, missing: str, other: str) -> str:
+        """The other name, in place of one that the files lack where loaders do with the other; it is noted."""
+        self.notes.append(f"{self.contents.name} has no {missing}: {other} is taken in its place, as in llama.cpp")
+        return other
+
+    @property
+    def unpacked(self) -> list[TensorInfo]:
+        """The matrices among those that were asked for which `ops` decode once, and keep decoded."""
+        packed = self.ops.packed_types
+        asked = [self.contents.tensors[name] for name in self.contents.tensors if name in self.read]
+        return [t for t in asked if packed and t.type.name not in packed and not t.name.endswith(TABLES)]
 
     def _bytes(self, tensor: TensorInfo, shape: tuple[int, ...]) -> Tensor:
         type_ = tensor.type

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from families import FAMILIES
 
 from nextn.cli import main
+from nextn.runtime.load import use_threads
 
 # The matrices are small: threads that wait for each other on busy cores make the tests ten times slower.
-torch.set_num_threads(1)
+use_threads(1)
 
 
 class Identity:

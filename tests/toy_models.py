@@ -101,7 +101,7 @@ class ToyTrunk:
 
     def forward(self, chunks: Sequence[Chunk]) -> Tensor:
         self.forwards.append([len(chunk) for chunk in chunks])
-        x = embedded(chunks, lambda tokens: self.embedding[torch.tensor(list(tokens), dtype=torch.int64)])
+        x = embedded(chunks, lambda tokens: self.embedding[torch.tensor(list(tokens), dtype=torch.int64)], WIDTH)
         x = x + self._recurrent(x, chunks)
         x = x + self.attention(rms_norm(x, None, EPS), chunks)
         for chunk in chunks:
@@ -160,6 +160,6 @@ class ToyHeads:
         return 4 * linear(rms_norm(hidden, None, EPS), self.output)
 
     def _joined(self, chunks: Sequence[Chunk], head: int) -> Tensor:
-        x = embedded(chunks, lambda tokens: self.embedding[torch.tensor(list(tokens), dtype=torch.int64)])
+        x = embedded(chunks, lambda tokens: self.embedding[torch.tensor(list(tokens), dtype=torch.int64)], WIDTH)
         hidden = torch.cat([chunk.hidden for chunk in chunks if chunk.hidden is not None])
         return linear(torch.cat((rms_norm(x, None, EPS), rms_norm(hidden, None, EPS)), dim=1), self.joining[head])

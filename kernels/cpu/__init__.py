@@ -6,6 +6,7 @@ They compute in float32 alone; for other types `operations` gives the definition
 from __future__ import annotations
 
 from nextn.kernels.cpu.attention import Attention
+from nextn.kernels.cpu.blocks import FORMS
 from nextn.kernels.cpu.decays import Decays
 from nextn.kernels.cpu.elementwise import Elementwise
 from nextn.kernels.cpu.norms import Norms
@@ -31,3 +32,5 @@ class CPUOperations(
     Operations,
 ):
     """Every operation in float32, in a compiled form where there is one."""
+
+    packed_types = frozenset(FORMS)

@@ -7,8 +7,12 @@ Nothing is reordered by the compiler, so that a result has the same bits in a ve
 
 from __future__ import annotations
 
+import os
+import threading
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import wraps
 from itertools import chain
 from typing import Any, Protocol, TypeVar, cast
 
@@ -19,6 +23,12 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 from torch import Tensor
+
+# numba's own threads: those of OpenMP wait for each other by spinning, which on a busy machine takes ten times as long.
+# They serve one caller at a time.
+if "NUMBA_THREADING_LAYER" not in os.environ:
+    numba.config.THREADING_LAYER = "workqueue"  # type: ignore[attr-defined]
+_THREADS = threading.Lock()
 
 LANES = 16
 FLOAT_BYTES = 4
@@ -48,15 +58,43 @@ def compiled(function: F) -> F:
 
 def compiled_for_threads(function: F) -> F:
     """As `compiled`, for a function with a loop over `numba.prange`. It must be no function that `compiled` has too."""
-    return _compiled(function, parallel=True)
+    shared = _compiled(function, parallel=True)
+
+    @wraps(function)
+    def one_at_a_time(*arguments: Any) -> object:
+        with _THREADS:
+            return shared(*arguments)
+
+    return cast(F, one_at_a_time)
 
 
 def _compiled(function: F, parallel: bool = False) -> F:
     try:
-        return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy", parallel=parallel)(function))
+        dispatcher: Any = numba.njit(cache=True, nogil=True, error_model="numpy", parallel=parallel)(function)
     except RuntimeError:
         # There is no folder that a cache could be kept in.
         return cast(F, numba.njit(nogil=True, error_model="numpy", parallel=parallel)(function))
+    _forgive(dispatcher._cache)
+    return cast(F, dispatcher)
+
+
+def _forgive(cache: Any) -> None:
+    """Let what is wrong with a cache of numba's, files that are cut or a full disk, cost no more than to compile."""
+    load, save = cache.load_overload, cache.save_overload
+
+    def loaded(*arguments: Any) -> Any:
+        try:
+            return load(*arguments)
+        except Exception:
+            with suppress(OSError):
+                cache.flush()
+            return None
+
+    def saved(*arguments: Any) -> None:
+        with suppress(OSError):
+            save(*arguments)
+
+    cache.load_overload, cache.save_overload = loaded, saved
 
 
 def fresh(*shape: int) -> Tensor:

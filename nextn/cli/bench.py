@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nextn.cli.computing import computing_options
+from nextn.cli.computing import MOST_CONTEXT, computing_options
 from nextn.cli.options import SomePath
 from nextn.cli.report import Report, report_options
 from nextn.gguf_schema.errors import InputError, UsageError, counted
@@ -64,7 +64,13 @@ def lengths(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...
     "--prompts", type=SomePath(), metavar="FILE", help='Prompts, one JSON a line: {"name", "text" | "tokens"}.'
 )
 @click.option("-n", "--count", type=click.IntRange(2), default=64, show_default=True, help="Most tokens to generate.")
-@click.option("--context", type=click.IntRange(64), default=1024, show_default=True, help="Tokens of each sequence.")
+@click.option(
+    "--context",
+    type=click.IntRange(64, MOST_CONTEXT),
+    default=1024,
+    show_default=True,
+    help="Tokens of each sequence; the long prompt fills it.",
+)
 @computing_options
 @click.argument("saved", type=SomePath(), required=False, metavar="[RESULT]")
 @report_options
@@ -112,7 +118,8 @@ def _measured(report: Report, asked: dict[str, Any]) -> Bench:
         prompts = [prompt for prompt in prompts_of(files, engines) if prompt.category != TOGETHER]
         probed = _probed(files, prompts, report) if asked["probing"] else None
         verified = checklist(files.model.contents, files.draft.contents if files.draft else None)
-        results = measure(engines, prompts, settings, findings, verified=verified, note=report.note)
+        size = len(files.text.tokens)
+        results = measure(engines, prompts, settings, findings, verified=verified, vocabulary=size, note=report.note)
         told = tuple(EngineTold(engine.name, engine.describe()) for engine in engines)
     if probed:
         findings += probed.findings

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import click
 
+MOST_CONTEXT = 1 << 20  # tokens; the long prompt of a check fills its context
 F = TypeVar("F", bound=Callable[..., object])
 
 

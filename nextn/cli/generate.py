@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,8 +91,9 @@ def command(model: Path, draft: Path | None, count: int, **asked: Any) -> None:
     speculator = _speculator(pair, asked, stream)
     for told in [*_warnings(pair, speculator, asked), *_beyond(pair, prompts, count)]:
         report.note(told)
-    ends = {*(text.ends if text else ()), *(asked["stop"] or ())}
-    runs = speculator.generate([prompt.tokens for prompt in prompts], count, ends, [prompt.name for prompt in prompts])
+    ends = {*(text.ends if text else ()), *_stops(pair, asked)}
+    with _watched(report):
+        runs = speculator.generate([p.tokens for p in prompts], count, ends, [p.name for p in prompts])
     report.result(
         stream.rest(runs[0]) if stream else "\n".join(_told(run, text) for run in runs),
         {"runs": [run.as_json(text.decode(run.tokens) if text else None) for run in runs]},
@@ -145,6 +147,13 @@ def _speculator(pair: Pair, asked: dict[str, Any], stream: Stream | None) -> Spe
     return Speculator(pair.trunk, pair.heads, options, stream)
 
 
+def _watched(report: Report) -> AbstractContextManager[None]:
+    """Tells what the first run takes its time for."""
+    from nextn.runtime.load import watched_compiling
+
+    return watched_compiling(lambda: report.note("compiling for this processor; numba keeps it for the next run"))
+
+
 def _warnings(pair: Pair, speculator: Speculator, asked: dict[str, Any]) -> list[str]:
     """What is otherwise than asked or expected: no head, too few heads for so long a draft, tensors nobody reads."""
     found = []
@@ -160,6 +169,7 @@ def _warnings(pair: Pair, speculator: Speculator, asked: dict[str, Any]) -> list
         found.append("the model drafts with chained heads, of which there is one here: it is looped, as llama.cpp does")
     if speculator.heads is not None and speculator.longest < asked["n_min"]:
         found.append(f"no draft is used: --n-min is {asked['n_min']}")
+    found += pair.notes
     if pair.unused:
         found.append(f"not used: {counted(len(pair.unused), 'tensor')} of the file: {listed(pair.unused)}")
     return found
@@ -198,6 +208,13 @@ def _prompts(pair: Pair, asked: dict[str, Any]) -> tuple[Text | None, list[Promp
             given = encode(tokens) if isinstance(tokens, str) else tokens
             return text, [Prompt("", checked(given, size, option, UsageError))]
     return text, read_prompts(asked["prompts"], encode, size)
+
+
+def _stops(pair: Pair, asked: dict[str, Any]) -> tuple[int, ...]:
+    """Token ids that end the text, beside those of the model."""
+    from nextn.runtime.prompts import checked
+
+    return () if asked["stop"] is None else checked(asked["stop"], pair.trunk.vocab_size, "--stop", UsageError)
 
 
 def _told(run: Run, text: Text | None) -> str:

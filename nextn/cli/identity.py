@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -11,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nextn.cli.computing import computing_options
+from nextn.cli.computing import MOST_CONTEXT, computing_options
 from nextn.cli.options import SomePath
 from nextn.cli.report import Report, report_options
+from nextn.cli.verdict import printable
 from nextn.gguf_schema.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ Examples:
 """
 FAILED = 1
 CERTIFICATE = "certificate.json"
+WRITTEN = (CERTIFICATE, "report.html")
 
 
 def lengths(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
@@ -42,6 +46,13 @@ def lengths(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...
     if found[0] < 1:
         raise click.BadParameter(f"{found[0]} is no draft length; every length is compared with no draft anyway")
     return tuple(found)
+
+
+def finite(_: click.Context, __: click.Parameter, value: float) -> float:
+    """A number that is one: neither "nan" nor "inf" bounds anything."""
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} is no bound")
+    return value
 
 
 @click.command(epilog=EXAMPLE)
@@ -64,10 +75,17 @@ def lengths(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...
     metavar="ENGINE",
     help="reference, llama-cpp, llama-server=PATH, URL, or PLAIN_URL,DRAFT_URL; may be repeated.",
 )
-@click.option("--context", type=click.IntRange(64), default=1024, show_default=True, help="Tokens of each sequence.")
+@click.option(
+    "--context",
+    type=click.IntRange(64, MOST_CONTEXT),
+    default=1024,
+    show_default=True,
+    help="Tokens of each sequence; the long prompt fills it.",
+)
 @click.option(
     "--bound",
     type=click.FloatRange(0, min_open=True),
+    callback=finite,
     default=0.01,
     show_default=True,
     help="Two tokens closer than so many logits are a near tie.",
@@ -110,7 +128,7 @@ def _matrix(report: Report, asked: dict[str, Any]) -> int:
     if asked["model"] is not None or asked["baseline"] is not None:
         raise UsageError("matrix", "names models itself, and compares with no baseline", subject="--matrix")
     result = run_matrix(asked["matrix"], asked["output"], asked["executor"], asked["jobs"], report.note)
-    report.result(result.table(), result.as_json())
+    report.result("\n".join(map(printable, result.table().split("\n"))), result.as_json())
     return 0 if result.ok else FAILED
 
 
@@ -138,7 +156,7 @@ def _identity(report: Report, asked: dict[str, Any]) -> int:
         _write(certificate, folder, report)
     told = [*_runs(certificate), *_sums(certificate), *(str(finding) for finding in certificate.findings)]
     told += [str(finding) for finding in regressions.findings] if regressions else []
-    report.result("\n".join([*told, _verdict(certificate)]), data)
+    report.result("\n".join(map(printable, [*told, _verdict(certificate)])), data)
     return 0 if certificate.identical and not (regressions and regressions.found) else FAILED
 
 
@@ -170,12 +188,17 @@ def _checked(wanted: Wanted, stack: ExitStack, note: Callable[[str], None]) -> C
 
 
 def _check_output(folder: Path | None, overwrite: bool) -> None:
+    """Find out before an hour of work whether its result can be kept."""
     if folder is None:
         return
     if folder.exists() and not folder.is_dir():
         raise UsageError("not-a-folder", "is a file; -o names a folder", subject=str(folder))
-    if (folder / CERTIFICATE).exists() and not overwrite:
-        raise UsageError("exists", "exists", subject=str(folder / CERTIFICATE), remedy="give --overwrite to replace it")
+    for path in (folder / name for name in WRITTEN):
+        if path.exists() and not overwrite:
+            raise UsageError("exists", "exists", subject=str(path), remedy="give --overwrite to replace it")
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise InputError("write-error", f"cannot be made: no files can be written in {there}", subject=str(folder))
 
 
 def _write(certificate: Certificate, folder: Path, report: Report) -> None:

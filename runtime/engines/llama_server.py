@@ -61,15 +61,11 @@ class LlamaServer:
 
     def __post_init__(self) -> None:
         self.name = f"llama-server={self.command}"
-        try:
-            words = [self.command] if Path(self.command).is_file() else shlex.split(self.command)
-        except ValueError as error:  # a quote that does not end
-            raise InputError("no-program", str(error), subject=self.name) from error
+        words = words_of(self.command)
         first = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
         self.program, self.more = words[:first], words[first:]
         if not self.program or shutil.which(self.program[0]) is None:
-            remedy = "give the path of the binary: --engine llama-server=/path/to/llama-server"
-            raise InputError("no-program", "is no program that can be run", subject=self.name, remedy=remedy)
+            raise _no_program(self.command, "is no program that can be run")
 
     def describe(self) -> dict[str, str]:
         """The version that the server tells, and its flags."""
@@ -146,6 +142,22 @@ class LlamaServer:
         status = "error" if ended in ("ok", "killed") else ended
         told = message_of(ended, returncode, self.timeout_s, log) if status == ended else ""
         return Outcome(status, "; ".join(filter(None, (failed, told))), tuple(found), log[-LOG_TAIL:])
+
+
+def words_of(command: str) -> list[str]:
+    """A program and its arguments, at least one word; InputError for a quote that does not end, and for no word."""
+    try:
+        words = [command] if Path(command).is_file() else shlex.split(command)
+    except (ValueError, OSError) as error:
+        raise _no_program(command, str(error)) from error
+    if not words:
+        raise _no_program(command, "names no program")
+    return words
+
+
+def _no_program(command: str, message: str) -> InputError:
+    remedy = "give the path of the binary: --engine llama-server=/path/to/llama-server"
+    return InputError("no-program", message, subject=f"llama-server={command}", remedy=remedy)
 
 
 @contextmanager

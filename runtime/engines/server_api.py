@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -19,6 +20,7 @@ from urllib.parse import urlsplit
 from nextn.runtime.engines.engine import Asked, Continuation, Prompts
 
 STOPS = {"eos": "eos", "word": "eos", "limit": "limit"}
+LONGEST = 256 << 20  # bytes of an answer: some thousand tokens, each with log-probabilities
 SHOWN = 200  # characters of an answer that an error shows
 # Of each draft: how many rows there were, and later how many tokens were said and verified.
 DRAFT = re.compile(
@@ -42,7 +44,7 @@ def send(url: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: 
             content = json.dumps(body) if body else None
             connection.request("POST" if body else "GET", place.path.rstrip("/") + path, content, headers)
             answer = connection.getresponse()
-            told, status = answer.read(), answer.status
+            told, status = _read(answer, time.monotonic() + timeout_s), answer.status
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise ServerError(f"does not answer {path}: {type(error).__name__}: {error}") from error
     try:
@@ -52,6 +54,18 @@ def send(url: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: 
     if status >= http.client.BAD_REQUEST or (isinstance(parsed, dict) and "error" in parsed):
         raise ServerError(f"{_said(parsed)} (status {status})" if status != http.client.OK else _said(parsed))
     return parsed
+
+
+def _read(answer: http.client.HTTPResponse, end: float) -> bytes:
+    """All of an answer; OSError when it does not end in time, or is longer than any answer to a prompt."""
+    told = bytearray()
+    while part := answer.read1(1 << 16):
+        told += part
+        if len(told) > LONGEST:
+            raise OSError(f"more than {LONGEST} bytes")
+        if time.monotonic() > end:
+            raise TimeoutError("the answer does not end")
+    return bytes(told)
 
 
 def _said(parsed: Any) -> str:

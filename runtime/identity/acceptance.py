@@ -81,9 +81,10 @@ def _seconds(o: Observation) -> float:
 def drop(before: tuple[int, int], now: tuple[int, int]) -> float:
     """Standard deviations by which the second of two (accepted, verified) has the smaller rate; 0 with no tokens."""
     (a, n), (b, m) = before, now
-    if not n or not m:
+    if n <= 0 or m <= 0:
         return 0.0
-    rate = (a + b) / (n + m)
+    # A file that was damaged may tell of more accepted than verified.
+    rate = min(max((a + b) / (n + m), 0), 1)
     spread = sqrt(rate * (1 - rate) * (1 / n + 1 / m))
     return (a / n - b / m) / spread if spread else 0.0
 

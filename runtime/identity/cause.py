@@ -5,7 +5,7 @@ The trunk's own token of a round follows from everything that is in its state; a
 * all is right up to the first round behind a rejected draft: something of the rejected rows is left;
 * the reference runtime says the same when its rows stand elsewhere: positions are wrong;
 * wrong before anything was rejected, or only from some draft length on: rows of a wide batch are computed otherwise;
-* wrong only beside other sequences: something of theirs leaked;
+* wrong only beside other sequences, or what belongs behind another prompt: something of theirs leaked;
 * equal up to an end token or the limit: what ends a text is wrong.
 Source: cases I03 and I04, R14, R18.
 """
@@ -70,6 +70,14 @@ def cause_of(evidence: Evidence) -> tuple[Cause, str]:
         if (told := test(evidence)) is not None:
             return cause, told
     return "unknown", depth_test(alone)
+
+
+def _of_others(evidence: Evidence) -> str | None:
+    """Every text is the one that belongs behind another prompt."""
+    plain = {run.plain: run.prompt for run in evidence.strayed if len(run.plain) > RESUMED}
+    if all(plain.get(run.drafted, run.prompt) != run.prompt for run in evidence.strayed):
+        return "each text is the plain one of another prompt"
+    return None
 
 
 def _at_an_end(evidence: Evidence) -> str | None:
@@ -188,6 +196,7 @@ def _moves(runs: Sequence[Strayed]) -> bool:
 
 
 TESTS: tuple[tuple[Cause, Test], ...] = (
+    ("leak", _of_others),
     ("token_limit", _at_an_end),
     ("accept", _accepted_wrongly),
     ("position", _elsewhere),

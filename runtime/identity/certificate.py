@@ -6,6 +6,7 @@ Names of fields are the JSON keys; design.md section 3 fixes those that scripts 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -150,10 +151,14 @@ class Certificate:
 
     def save(self, path: Path) -> None:
         """Write it to a file; InputError when it cannot be written."""
+        partial = path.with_name(path.name + ".partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(self.as_json(), indent=1) + "\n", encoding="utf-8")
+            partial.write_text(json.dumps(self.as_json(), indent=1) + "\n", encoding="utf-8")
+            partial.replace(path)
         except OSError as error:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
             raise InputError("write-error", f"cannot be written: {error}", subject=str(path)) from error
 
 

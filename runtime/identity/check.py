@@ -40,16 +40,19 @@ def check(
     yardstick: Engine | None = None,
     decode: Decode | None = None,
     verified: Sequence[str] = (),
+    vocabulary: int | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> Certificate:
     """Run and judge engines; the certificate lacks only its files, versions, command and time.
 
     `yardstick` is the reference runtime with the same files: what its drafts are worth is expected of the others.
-    `verified` is what is known to be right about the files. Raises InputError as `observe` does.
+    `verified` is what is known to be right about the files, `vocabulary` their number of tokens. Raises InputError
+    as `observe` does.
     """
     findings = Findings()
     top = TOP if rescorer is None else 0
-    observed = {e.name: observe(e, prompts, settings, top=top, note=note) for e in engines}
+    vocabulary = vocabulary or (rescorer.trunk.vocab_size if rescorer else None)
+    observed = {e.name: observe(e, prompts, settings, top=top, vocabulary=vocabulary, note=note) for e in engines}
     rows = max(map(context_rows, observed.values()))
     sums = {name: aggregate(name, found, rows) for name, found in observed.items()}
     expected = _expected(yardstick, sums, prompts, settings, rows, note)

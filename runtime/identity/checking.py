@@ -25,13 +25,15 @@ from nextn.runtime.identity.checklist import checklist
 from nextn.runtime.identity.observe import Settings
 from nextn.runtime.identity.prompts import Prompt, default_prompts
 from nextn.runtime.identity.rescore import Rescorer
-from nextn.runtime.load import Pair, load_pair
+from nextn.runtime.load import Pair, load_pair, use_threads
 from nextn.runtime.prompts import read_prompts
 from nextn.runtime.text import Text
 
 OWN = "own"  # the category of prompts of one's own
 # Rows that a draft needs beyond the text: llama.cpp cuts drafts so far short of its context.
 SPARE = 2
+# Bytes of files up to which more threads than one only wait for each other; the seconds would tell of that.
+TINY = 64 << 20
 PACKAGES = ("torch", "xllamacpp", "tokenizers", "numpy")
 
 
@@ -63,6 +65,15 @@ class Files:
         self.model = open_gguf(wanted.model)
         self.draft = open_gguf(wanted.draft) if wanted.draft else None
         self.text = Text(self.model.contents)
+        self._stamps = self._stamped()
+        if sum(size for size, *_ in self._stamps) <= TINY:
+            use_threads(1)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """All files that take part, shards one by one."""
+        files: list[GGUFFile] = [self.model, *([self.draft] if self.draft else [])]
+        return tuple(path for file in files for path in file.paths)
 
     @cached_property
     def pair(self) -> Pair:
@@ -85,9 +96,20 @@ class Files:
         )
 
     def records(self) -> tuple[FileRecord, ...]:
-        """All files with their hashes; InputError when one cannot be read."""
-        files: list[GGUFFile] = [self.model, *([self.draft] if self.draft else [])]
-        return tuple(FileRecord(str(path), sha256_of(path)) for file in files for path in file.paths)
+        """All files with their hashes; InputError when one cannot be read, or was written to since it was opened."""
+        found = tuple(FileRecord(str(path), sha256_of(path)) for path in self.paths)
+        for path, before, now in zip(self.paths, self._stamps, self._stamped(), strict=True):
+            if before != now:
+                message = "changed while it was checked: what was run is not what is there now"
+                raise InputError("changed", message, subject=str(path), remedy="run it again when nothing writes there")
+        return found
+
+    def _stamped(self) -> list[tuple[int, int, int]]:
+        """What changes with a file: its bytes, the time of its last change (ns), its number on the disk."""
+        try:
+            return [(s.st_size, s.st_mtime_ns, s.st_ino) for s in (path.stat() for path in self.paths)]
+        except OSError as error:
+            raise InputError("unreadable", f"cannot be read: {error}", subject=str(self.wanted.model)) from error
 
 
 def check_files(wanted: Wanted, stack: ExitStack, note: Callable[[str], None]) -> Certificate:
@@ -106,6 +128,7 @@ def check_files(wanted: Wanted, stack: ExitStack, note: Callable[[str], None]) -
         yardstick=files.reference if rescored else None,
         decode=files.text.decode,
         verified=checklist(files.model.contents, files.draft.contents if files.draft else None),
+        vocabulary=len(files.text.tokens),
         note=note,
     )
     return replace(

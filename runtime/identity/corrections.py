@@ -56,13 +56,13 @@ class Corrected(Weights):
         vars(self).update(vars(weights))
         self._edits = edits
 
-    def matrix(self, name: str) -> Matrix:
+    def matrix(self, name: str, dtype: torch.dtype | None = None) -> Matrix:
         """A weight, edited if it is one of those."""
-        matrix = super().matrix(name)
+        matrix = super().matrix(name, dtype)
         if name not in self._edits:
             return matrix
         values = self._edits[name](whole(matrix)).contiguous()
-        return Matrix(name, matrix.shape, F32, values.view(torch.uint8), self.dtype)
+        return Matrix(name, matrix.shape, F32, values.view(torch.uint8), dtype or self.dtype)
 
 
 def whole(matrix: Matrix) -> Tensor:

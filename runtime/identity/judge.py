@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nextn.gguf_schema.errors import counted, listed
 from nextn.runtime.identity.cause import Evidence, Kept, cause_of, depth_test
@@ -15,6 +15,8 @@ from nextn.validators.findings import Findings
 
 # Whose texts differ in more than this many places from one run to the next is told by the first of them.
 SHOWN = 3
+# Logits that rounding of weights and caches may cost; an engine whose plain text costs more is no measure of it.
+NUMERICS = 0.5
 
 
 @dataclass(frozen=True)
@@ -53,13 +55,15 @@ def judge(
         findings.error("nondeterministic", name, message, remedy)
         return Judged(False, "nondeterministic", None)
     plain = {o.prompt.name: o for o in observed if o.n_max == 0 and o.together == 1 and o.order == "A1"}
-    departs = rescorer is not None and _departs(name, plain.values(), rescorer, settings.bound, findings)
+    behind = _departs(name, plain.values(), rescorer, settings.bound, findings) if rescorer else 0.0
+    if 0 < behind <= NUMERICS:
+        settings = replace(settings, bound=2 * behind)
     judged = Judged(True, "identical", None)
     for place, run in enumerate(observed):
         base = plain[run.prompt.name]
         if run.made and (index := first_difference(base.tokens, run.tokens)) is not None:
             judged.partings[place] = _parting(base, run, index, rescorer, settings.bound)
-    _explain(name, observed, plain, judged, settings, None if departs else rescorer, findings)
+    _explain(name, observed, plain, judged, settings, None if behind > NUMERICS else rescorer, findings)
     return judged
 
 
@@ -75,18 +79,23 @@ def _configuration(o: Observation) -> str:
     return f"{o.prompt.name} ({f'n_max {o.n_max}' if o.n_max else 'no draft'}{beside})"
 
 
-def _departs(name: str, plain: Iterable[Observation], rescorer: Rescorer, bound: float, findings: Findings) -> bool:
-    """Whether the engine computes so differently that the reference runtime cannot say what it got wrong."""
+def _departs(name: str, plain: Iterable[Observation], rescorer: Rescorer, bound: float, findings: Findings) -> float:
+    """By how many logits the engine says without a draft what the reference runtime would not; 0 within the bound."""
     worst, where = 0.0, ""
     for o in plain:
         behind = rescorer.deficits(o.prompt.tokens, o.tokens)
         if max(behind) > worst:
             worst, where = max(behind), f"token {behind.index(max(behind))} of prompt {o.prompt.name}"
     if worst <= bound:
-        return False
+        return 0.0
     message = f"without a draft it already says what the reference runtime would not, by {worst:.3g} logits: {where}"
-    findings.note("engine-differs", name, message, remedy="quantized caches do that; a larger --bound allows it")
-    return True
+    if worst > NUMERICS:
+        remedy = "no rounding does that: is it the same model, and are its rows where they belong?"
+        findings.warn("engine-differs", name, message, remedy)
+    else:
+        remedy = f"so it rounds, with quantized caches for instance: for it the bound is {2 * worst:.3g} logits"
+        findings.note("engine-differs", name, message, remedy)
+    return worst
 
 
 def _parting(base: Observation, run: Observation, index: int, rescorer: Rescorer | None, bound: float) -> Parting:
@@ -123,6 +132,7 @@ def _explain(
     if failed:
         told = f"{counted(len(failed), 'run')} failed, the first {_configuration(failed[0])}: {failed[0].message}"
         findings.error("engine-failed", name, told)
+        judged.verdict, judged.cause = "logic", "unknown"
     if wrong:
         kept = [
             _kept(o) for i, o in enumerate(observed) if i not in judged.partings and o.is_first and o.n_max and o.made
@@ -130,15 +140,24 @@ def _explain(
         evidence = Evidence(wrong, kept, settings.n_predict, settings.bound, rescorer)
         judged.verdict = "logic"
         judged.cause, why = cause_of(evidence)
-        findings.error("diverges", name, f"{counted(len(wrong), 'run')} changed by the draft; {judged.cause}: {why}")
+        message = f"{counted(len(wrong), 'run')} changed by the draft; {judged.cause}: {why}"
+        findings.error("diverges", name, message, remedy=_as_near_tie(wrong, rescorer))
     elif parted:
-        judged.verdict, judged.cause = "near_tie", "width"
-        message = f"{counted(len(parted), 'run')} parted where two tokens are closer than {settings.bound:g} logits"
+        if not failed:
+            judged.verdict, judged.cause = "near_tie", "width"
+        message = f"{counted(len(parted), 'run')} parted where two tokens are closer than {settings.bound:.3g} logits"
         findings.error("near-tie", name, message, remedy="rows of a batch are rounded otherwise than single ones")
-    elif failed:
-        judged.verdict, judged.cause = "logic", "unknown"
     if parted:
         findings.note("depth-test", name, depth_test(strayed))
+
+
+def _as_near_tie(wrong: Sequence[Strayed], rescorer: Rescorer | None) -> str | None:
+    """What bound would call it near ties, when rounding could be the reason after all."""
+    if rescorer is None:
+        return None
+    behind = max(max(rescorer.deficits(run.prompt, run.drafted)) for run in wrong)
+    told = f"no token is more than {behind:.3g} logits behind the best: with a larger --bound that is a near tie"
+    return told if behind <= NUMERICS else None
 
 
 def _strayed(o: Observation, base: Observation, index: int, bound: float, rescorer: Rescorer | None) -> Strayed:

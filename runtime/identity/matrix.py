@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from typing import Any
 
 from nextn.gguf_schema.errors import InputError, NextnError, UsageError
 from nextn.gguf_schema.shards import open_gguf
+from nextn.runtime.engines.llama_server import words_of
 from nextn.runtime.identity.certificate import Certificate, load_certificate
 from nextn.runtime.identity.checking import sha256_of, versions
 from nextn.runtime.identity.executors import EXECUTORS, Ended
@@ -147,8 +147,9 @@ def _folder_name(cell: Cell, hashed: Callable[[Path], str]) -> str:
     """A name that people recognise, and a digest of all that the cell is made of. InputError for a missing file."""
     files = [hashed(path) for path in (cell.model, cell.draft, cell.prompts) if path]
     if cell.engine.startswith(BINARY):
-        files.append(hashed(Path(shlex.split(cell.engine.removeprefix(BINARY))[0])))
-    made_of = [cell.engine, cell.n_max, cell.n_predict, files, versions()]
+        program = words_of(cell.engine.removeprefix(BINARY))[0]
+        files.append(hashed(Path(shutil.which(program) or program)))
+    made_of = [cell.title, cell.engine, cell.n_max, cell.n_predict, files, versions()]
     digest = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
     return f"{re.sub(r'[^A-Za-z0-9.]+', '-', cell.title)[:80]}-{digest[:16]}"
 

@@ -53,7 +53,7 @@ def read_matrix(path: Path) -> list[Cell]:
     """The cells of a matrix file, in its order; InputError, which names the key, for a file that is none."""
     try:
         told = tomllib.loads(path.read_bytes().decode())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError("unreadable", f"cannot be read as TOML: {error}", subject=str(path)) from error
     reading = _Reading(path)
     reading.known(told, {"matrix", "models"}, "")
@@ -146,7 +146,8 @@ def _is_tables(value: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
+    # Names stand in tables, paths in commands: neither may hold what ends a line or a word.
+    return isinstance(value, str) and bool(value) and value.isprintable()
 
 
 def _is_texts(value: Any) -> bool:

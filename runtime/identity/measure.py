@@ -89,6 +89,7 @@ def measure(
     findings: Findings,
     *,
     verified: Sequence[str] = (),
+    vocabulary: int | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> list[Result]:
     """Run engines in ABBA order, without a draft and with each length; adds what is wrong with the acceptance.
@@ -97,7 +98,7 @@ def measure(
     """
     results: list[Result] = []
     for engine in engines:
-        observed = observe(engine, prompts, settings, note=note)
+        observed = observe(engine, prompts, settings, vocabulary=vocabulary, note=note)
         sums = aggregate(engine.name, observed, context_rows(observed))
         examine_acceptance(sums, observed, (), verified, findings)
         _tell_different(engine.name, observed, findings)

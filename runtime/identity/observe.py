@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from nextn.gguf_schema.errors import InputError, counted
 from nextn.runtime.engines.engine import Asked, Continuation, Engine, Outcome
+from nextn.runtime.engines.sound import sound
 from nextn.runtime.identity.prompts import TOGETHER, Prompt
 
 
@@ -59,11 +60,13 @@ def observe(
     settings: Settings,
     *,
     top: int = 0,
+    vocabulary: int | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> list[Observation]:
     """All runs of an engine: without draft, each draft length, and all again backwards; some prompts also together.
 
-    The plain runs tell `top` log-probabilities. InputError for a prompt that the engine has no room for, for an engine
+    The plain runs tell `top` log-probabilities. An answer that cannot be, such as a token beyond `vocabulary`, is a
+    failure of its run. InputError for a prompt that the engine has no room for, for an engine
     that fails without a draft, and for one that fails with every draft.
     """
     _check_room(engine, prompts, settings)
@@ -72,10 +75,11 @@ def observe(
     for n_max, order in [*schedule, (0, "A2")]:
         note(f"{engine.name}: {counted(len(prompts), 'prompt')}, {f'n_max {n_max}' if n_max else 'no draft'}")
         asked = Asked(n_max, settings.n_predict, top if n_max == 0 else 0)
-        found += _told(engine.run([prompt.tokens for prompt in prompts], asked), prompts, n_max, order, 1)
+        outcome = sound(engine.run([prompt.tokens for prompt in prompts], asked), len(prompts), vocabulary)
+        found += _told(outcome, prompts, n_max, order, 1)
         group = [prompt for prompt in prompts if prompt.category == TOGETHER]
-        if len(group) > 1 and (outcome := engine.run_together([p.tokens for p in group], asked)) is not None:
-            found += _told(outcome, group, n_max, order, len(group))
+        if len(group) > 1 and (beside := engine.run_together([p.tokens for p in group], asked)) is not None:
+            found += _told(sound(beside, len(group), vocabulary), group, n_max, order, len(group))
         _check_usable(engine, found, settings)
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import types
 import typing
 from collections.abc import Hashable
@@ -89,8 +90,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return decoded(hint, value, where)
     if isinstance(hint, type) and issubclass(hint, Enum) and value in list(hint):
         return hint(value)
-    if hint is float and type(value) in (int, float):
+    if hint is float and type(value) in (int, float) and abs(value) <= sys.float_info.max:
         return float(value)
-    if isinstance(hint, type) and type(value) is hint:
+    if isinstance(hint, type) and hint is not float and type(value) is hint:
         return value
     raise ValueError(f"{where} has the value {str(value)[:80]!r}")

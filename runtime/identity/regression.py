@@ -117,7 +117,7 @@ def _same_prompts(now: Certificate, before: Certificate, findings: Findings) -> 
     old = {prompt.name: prompt.tokens for prompt in before.prompts}
     same = {prompt.name for prompt in now.prompts if old.get(prompt.name) == prompt.tokens}
     others = [prompt.name for prompt in (*now.prompts, *before.prompts) if prompt.name not in same]
-    for name in dict.fromkeys(others):
+    for name in dict.fromkeys(others if same else ()):
         findings.note("baseline-prompt", f"prompt {name}", "is not the same in both runs, and is not compared")
     if not same:
         remedy = "give the prompts of the baseline, and files with its tokenizer"

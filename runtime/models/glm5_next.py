@@ -22,7 +22,7 @@ from nextn.runtime.models.glm5_next_attention import LatentAttention, Selection
 from nextn.runtime.models.glm5_next_feed_forward import Dense, Experts
 from nextn.runtime.models.glm5_next_recurrent import DeltaAttention
 from nextn.runtime.state import ROLLBACK, Rows, State, Trail
-from nextn.runtime.weights import Weights
+from nextn.runtime.weights import Matrix, Weights
 
 
 class Trunk:
@@ -57,7 +57,7 @@ class Trunk:
 
     def forward(self, chunks: Sequence[Chunk]) -> Tensor:
         """Hidden rows [all rows of all chunks, H] in their order, behind the output norm; the states then hold them."""
-        x = _embedded(chunks, self._embedding.gather, self.dtype)
+        x = _embedded(chunks, self._embedding, self.dtype)
         streams = x[:, None].repeat(1, self._h.hyper_connection_count, 1)  # [rows, streams, H]
         selection: Selection | None = None
         for block in self._blocks:
@@ -106,7 +106,8 @@ class Heads:
         self._attention = LatentAttention(weights, h, i)
         self._feed_forward_norm = weights.vector(f"blk.{i}.ffn_norm.weight")
         self._feed_forward = _feed_forward(weights, h, i)
-        self._norm = weights.vector(_own(weights, f"{nextn}.shared_head_norm.weight", "output_norm.weight"))
+        norm, other = f"{nextn}.shared_head_norm.weight", "output_norm.weight"
+        self._norm = weights.vector(norm if norm in weights else weights.instead(norm, other))
         self._output = weights.matrix(_own(weights, f"{nextn}.shared_head_head.weight", "output.weight"))
 
     def new_state(self) -> State:
@@ -141,7 +142,7 @@ class Heads:
         hidden = [chunk.hidden for chunk in chunks if chunk.hidden is not None and len(chunk.hidden) == len(chunk)]
         if len(hidden) < len(chunks):
             raise UsageError("hidden", "a head wants a hidden row beside each token")
-        e = self._ops.rms_norm(_embedded(chunks, self._embedding.gather, self.dtype), self._embedding_norm, self._eps)
+        e = self._ops.rms_norm(_embedded(chunks, self._embedding, self.dtype), self._embedding_norm, self._eps)
         h = self._ops.rms_norm(joined(hidden), self._hidden_norm, self._eps)
         return self._ops.linear(torch.cat((e, h), dim=1), self._joining)
 
@@ -201,11 +202,11 @@ def _own(weights: Weights, own: str, other: str) -> str:
     return own if own in weights else other
 
 
-def _embedded(chunks: Sequence[Chunk], gather: Callable[[Sequence[int]], Tensor], dtype: torch.dtype) -> Tensor:
+def _embedded(chunks: Sequence[Chunk], embedding: Matrix, dtype: torch.dtype) -> Tensor:
     """The embedding rows of all chunks [rows, H], whose positions are looked at before anything is written."""
     for chunk in chunks:
         chunk.places()
-    return embedded(chunks, gather).to(dtype)
+    return embedded(chunks, embedding.gather, embedding.shape[1]).to(dtype)
 
 
 def _hyperparameters(contents: Contents) -> Glm5Next:

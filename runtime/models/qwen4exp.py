@@ -87,7 +87,7 @@ class Trunk:
         """Wide residual rows [all rows of all chunks, C*H] in their order; the states then hold them."""
         if any(chunk.start is not None for chunk in chunks):
             raise UsageError("rows", "a trunk's rows follow those that are counted: it has a state for each row")
-        x = embedded(chunks, self.embedding.gather).to(self.dtype)  # [rows, H]
+        x = embedded(chunks, self.embedding.gather, self.width).to(self.dtype)  # [rows, H]
         positions = write_positions(chunks, self.axes)
         for chunk in chunks:
             ids = chunk.tokens if chunk.embeddings is None else [self.image_token or 0] * len(chunk)
@@ -174,9 +174,8 @@ class Heads:
 
         The projection's left half meets the embedding, its right half the hidden row.
         """
-        embedding = self.ops.rms_norm(
-            embedded(chunks, self.embedding.gather).to(self.dtype), self.embedding_norm, self.eps
-        )
+        rows = embedded(chunks, self.embedding.gather, self.width).to(self.dtype)
+        embedding = self.ops.rms_norm(rows, self.embedding_norm, self.eps)
         hidden = joined([_hidden(chunk, self.hidden_width) for chunk in chunks]).to(self.dtype)
         if self.flat:
             normed = self.ops.rms_norm(hidden, self.hidden_norm.reshape(-1), self.eps).reshape(
@@ -190,8 +189,9 @@ class Heads:
 
 def output_matrix(weights: Weights) -> Matrix:
     """The output matrix; the embedding, as in llama.cpp, when neither the file nor one it borrows from has its own."""
-    held = OUTPUT in weights or (weights.lender is not None and OUTPUT in weights.lender)
-    return weights.matrix(OUTPUT if held else EMBEDDING)
+    if OUTPUT in weights or (weights.lender is not None and OUTPUT in weights.lender):
+        return weights.matrix(OUTPUT)
+    return weights.matrix(weights.instead(OUTPUT, EMBEDDING))
 
 
 def position_rows(device: str) -> dict[str, Rows]:

@@ -46,7 +46,7 @@ class Trunk:
     def forward(self, chunks: Sequence[Chunk]) -> Tensor:
         """Hidden rows [all rows of all chunks, H] in their order; the states then hold them."""
         batch = Batch(chunks, self._h.attention_sliding_window, self.device)
-        x = embedded(chunks, self._embedding.gather)
+        x = embedded(chunks, self._embedding.gather, self.hidden_width).to(self.dtype)
         for block in self._blocks:
             x = block(x, batch)
         for chunk in chunks:
@@ -116,6 +116,7 @@ class _Head:
         prefix = f"blk.{i}.nextn."
         own = f"{prefix}embed_tokens.weight"
         self.ops, self.eps = weights.ops, h.attention_layer_norm_rms_epsilon
+        self.width, self.dtype = h.embedding_length, weights.dtype
         self.embedding = weights.matrix(own if own in weights else "token_embd.weight")
         self.embedding_norm = weights.vector(f"{prefix}enorm.weight")
         self.hidden_norm = weights.vector(f"{prefix}hnorm.weight")
@@ -129,7 +130,8 @@ class _Head:
         hidden = [chunk.hidden for chunk in chunks if chunk.hidden is not None and len(chunk.hidden) == len(chunk)]
         if len(hidden) < len(chunks):
             raise UsageError("hidden", "a head wants a hidden row beside each token")
-        e = self.ops.rms_norm(embedded(chunks, self.embedding.gather), self.embedding_norm, self.eps)
+        rows = embedded(chunks, self.embedding.gather, self.width).to(self.dtype)
+        e = self.ops.rms_norm(rows, self.embedding_norm, self.eps)
         h = self.ops.rms_norm(joined(hidden), self.hidden_norm, self.eps)
         return self.ops.linear(torch.cat((e, h), dim=1), self.joining)
 

@@ -60,7 +60,7 @@ class Attention:
         self.base = h.rope_freq_base_swa if self.slides else h.rope_freq_base
         self.rotated = self.head_width if self.slides else int(self.head_width * ROTATED_BY_FULL_LAYERS)
         # llama3's factors are stored only if the model has them.
-        self.factors = None if self.slides else weights.optional("rope_freqs.weight")
+        self.factors = None if self.slides else weights.optional("rope_freqs.weight", torch.float32)
         prefix = f"blk.{i}.attn_"
         self.query = weights.matrix(f"{prefix}q.weight")
         self.key = weights.matrix(f"{prefix}k.weight")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from families import FAMILIES
 from planted_heads import halves_swapped, offset, plant
 
@@ -17,9 +16,10 @@ from nextn.convert.pipeline import convert
 from nextn.gguf_schema.architecture import Role
 from nextn.runtime.identity.measure import Result, expected, judge_probe
 from nextn.runtime.identity.probe import probe
+from nextn.runtime.load import use_threads
 from nextn.validators.findings import Findings
 
-torch.set_num_threads(1)
+use_threads(1)
 
 Converted = Callable[[str], dict[Role, Path]]
 FAMILY = FAMILIES["step35"]

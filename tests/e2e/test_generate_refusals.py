@@ -106,6 +106,7 @@ def test_files_that_cannot_be_read(generate: Generate, converted: Converted, tmp
         (("--tokens", ""), 2, "no list of token ids"),
         (("--tokens", "1,512"), 2, "has id 512; ids are 0 to 511"),
         (("--tokens", "-1"), 2, "has id -1"),
+        (("-p", "a", "--stop", "3,512"), 2, "has id 512; ids are 0 to 511"),
         (("-p", "a", "--p-min", "nan"), 2, "is no number"),
         (("-p", "a", "-n", "0"), 2, "not in the range"),
         (("-p", "a", "--n-max", "2", "--n-min", "3"), 2, "no draft would ever be used"),

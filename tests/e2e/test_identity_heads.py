@@ -16,9 +16,12 @@ from nextn.runtime.engines.reference import Reference
 from nextn.runtime.identity.check import check
 from nextn.runtime.identity.observe import Settings
 from nextn.runtime.identity.prompts import Prompt
-from nextn.runtime.load import Pair, load_pair
+from nextn.runtime.load import Pair, load_pair, use_threads
 from nextn.runtime.model import Chunk, Heads
 from nextn.runtime.state import State
+
+# With tiny models a second thread is only waited for.
+use_threads(1)
 
 Converted = Callable[[str], dict[str, Path]]
 AHEAD = 20

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from identifying import Identity, write_prompts
-from serving import scripted
+from serving import answer, scripted
 
 Converted = Callable[[str], dict[str, Path]]
 
@@ -28,6 +29,9 @@ def test_usage(identity: Identity, tmp_path: Path) -> None:
     assert identity.error(status=2)["code"] == "no-model"
     assert identity.error("-m", model, "--n-max", "0,1", status=2)["code"] == "usage"
     assert identity.error("-m", model, "--n-max", "one", status=2)["code"] == "usage"
+    for bound in ("nan", "inf", "0"):
+        assert identity.error("-m", model, "--bound", bound, status=2)["code"] == "usage"
+    assert identity.error("-m", model, "--context", 10**12, status=2)["code"] == "usage"
     assert identity.error("-m", model, "--engine", "ollama", status=2)["code"] == "engine"
     assert identity.error("-m", model, "--engine", "llama-server=", status=2)["code"] == "engine"
     assert identity.error("-m", model, "--engine", "llama-cpp", "--engine", "llama-cpp", status=2)["code"] == "engine"
@@ -118,6 +122,57 @@ def test_a_server_that_breaks_off_is_an_input_error(identity: Identity, converte
     with scripted(script) as url:
         error = identity.error("-m", converted("step35")["trunk"], "--prompts", prompts, "--engine", url, status=3)
     assert error["message"].startswith("without a draft: answers /completion with no JSON")
+
+
+@pytest.mark.parametrize("name", ["certificate.json", "report.html"])
+def test_a_result_that_is_there_is_not_replaced(identity: Identity, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("precious")
+    error = identity.error("-m", tmp_path / "never-read.gguf", "-o", tmp_path, status=2)
+    assert (error["code"], error["subject"]) == ("exists", str(tmp_path / name))
+
+
+def test_a_place_for_results_is_looked_at_first(identity: Identity, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    error = identity.error("-m", tmp_path / "never-read.gguf", "-o", tmp_path / "file" / "out", status=3)
+    assert error["code"] == "write-error"
+
+
+def test_a_file_that_changes_during_the_check_gets_no_certificate(
+    identity: Identity, converted: Converted, prompts: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model.gguf"
+    shutil.copy(converted("step35")["trunk"], model)
+
+    def script(path: str, _: dict[str, object]) -> tuple[int, object]:
+        if path == "/completion":
+            model.write_bytes(model.read_bytes() + b"\0")
+        return 200, answer([9, 9]) if path == "/completion" else {}
+
+    with scripted(script) as url:
+        given = ("-m", model, "--prompts", prompts, "--engine", url, "--n-max", 1, "-n", 2, "--no-reference")
+        error = identity.error(*given, "-o", tmp_path / "out", status=3)
+    assert (error["code"], error["subject"]) == ("changed", str(model))
+    assert not (tmp_path / "out").exists()
+
+
+def test_tokens_behind_the_vocabulary_are_an_error_of_the_server(
+    identity: Identity, converted: Converted, prompts: Path
+) -> None:
+    with scripted(lambda path, _: (200, answer([9, 512]) if path == "/completion" else {})) as url:
+        given = ("-m", converted("step35")["trunk"], "--prompts", prompts, "--engine", url, "--n-max", 1, "-n", 2)
+        error = identity.error(*given, "--no-reference", status=3)
+    assert error["message"] == "without a draft: said token 512, and the vocabulary has 512"
+
+
+def test_names_do_nothing_to_a_terminal(identity: Identity, converted: Converted, tmp_path: Path) -> None:
+    own = tmp_path / "own.jsonl"
+    own.write_text(json.dumps({"name": "a\x1b[31m\nidentical", "tokens": [5]}))
+    with scripted(lambda path, _: (200, answer([9, 9]) if path == "/completion" else {})) as url:
+        given = ("-m", converted("step35")["trunk"], "--prompts", own, "--engine", url, "--n-max", 1, "-n", 2)
+        status, out, _ = identity(*given, "--no-reference")
+    assert status == 0
+    assert "\x1b" not in out
+    assert "a\\x1b[31m\\nidentical" in out
 
 
 def test_nothing_is_written_when_the_check_fails(identity: Identity, tmp_path: Path) -> None:

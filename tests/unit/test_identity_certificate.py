@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,17 @@ from nextn.runtime.identity.observe import Settings
 from nextn.runtime.identity.prompts import TEXTS, TOGETHER, Prompt, default_prompts
 
 TRUNK = ToyTrunk()
+
+
+SUMS = {
+    "engine": "e",
+    "n_max": 1,
+    "n_requests": 1,
+    "total_predicted": 4,
+    "total_draft": 4,
+    "total_draft_accepted": 4,
+    "aggregate_accept_rate": 1.0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +83,8 @@ def test_sums_are_those_of_the_prompts_alone_and_once(certificate: Certificate) 
         ({"versions": {"a": 1}}, "versions.a has the value '1'"),
         ({"findings": [{"severity": "loud"}]}, "findings[0].severity has the value 'loud'"),
         ({"created": None}, "created has the value 'None'"),
+        ({"aggregate": [{**SUMS, "wall_s_total": float("nan")}]}, "aggregate[0].wall_s_total has the value 'nan'"),
+        ({"aggregate": [{**SUMS, "wall_s_total": 10**400}]}, "aggregate[0].wall_s_total has the value '1000"),
     ],
 )
 def test_damage_is_named(certificate: Certificate, change: dict[str, Any], message: str) -> None:
@@ -102,3 +116,22 @@ def test_the_built_in_prompts_have_eleven_kinds_and_the_long_one_its_length() ->
     assert len(set(group)) == 3
     # Where the context has no room for it there is none.
     assert "long_context" not in {prompt.name for prompt in default_prompts(lambda text: list(text.encode()), 100)}
+
+
+def test_a_full_disk_leaves_no_half_a_certificate(
+    certificate: Certificate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "certificate.json"
+    certificate.save(path)
+    before = path.read_bytes()
+    write = Path.write_text
+
+    def half(self: Path, text: str, **asked: Any) -> int:
+        write(self, text[: len(text) // 2], **asked)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(InputError, match="No space left"):
+        certificate.save(path)
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["certificate.json"]

@@ -117,6 +117,9 @@ def test_the_documented_example() -> None:
         ("n_max = [1, [2, 3]]", "n_max = [1]\nprompts = 4", "matrix.prompts is not a path"),
         ('types = ["F32", "Q8_0"]', 'typos = ["F32"]', "matrix.typos is no key here"),
         ('types = ["F32", "Q8_0"]', "types = []", r"types is not a list of texts"),
+        ("[matrix]", "x = " + 10_000 * "[", "cannot be read as TOML"),
+        ('name = "b"', 'name = "b\\u001b[31m"', r"models\[1\].name is not a name"),
+        ('model = "b.bin"', 'model = "b\\u0000.bin"', r"models\[1\].model is not a path"),
         ('name = "b"', "", r"models\[1\].name is missing"),
         ('name = "b"', "name = 4", r"models\[1\].name is not a name"),
         ('model = "b.bin"', 'modell = "b.bin"', r"models\[1\].modell is no key here"),
@@ -165,6 +168,25 @@ def test_what_changed_is_run_again(tmp_path: Path) -> None:
         path.write_text("{")
     bench.run()
     assert bench.ran() == 2
+
+
+@pytest.mark.parametrize(("command", "said"), [("", "names no program"), ('"x', "No closing quotation")])
+def test_a_program_that_is_none_is_a_failed_cell(tmp_path: Path, command: str, said: str) -> None:
+    bench = Bench(tmp_path)
+    text = f"[matrix]\nn_max = [1]\nengines = ['llama-server={command}']\n[[models]]\nname = 'a'\nmodel = 'b.bin'\n"
+    bench.matrix.write_text(text)
+    [cell] = bench.run().cells
+    assert (cell.status, said in cell.message, bench.ran()) == ("failed", True, 0)
+
+
+def test_models_of_the_same_bytes_are_cells_of_their_own(tmp_path: Path) -> None:
+    """Names that folders are made of may look alike."""
+    bench = Bench(tmp_path)
+    models = "".join(f"[[models]]\nname = {name!r}\nmodel = 'b.bin'\n" for name in ("a b", "a-b"))
+    bench.matrix.write_text(f"[matrix]\nn_max = [1]\n{models}")
+    cells = bench.run().cells
+    assert [cell.status for cell in cells] == ["done", "done"]
+    assert len({cell.certificate for cell in cells}) == 2
 
 
 def test_a_cell_that_fails_stops_no_other(tmp_path: Path) -> None:

@@ -51,6 +51,13 @@ def test_the_same_again_is_no_regression() -> None:
     assert found.as_json()["regression"] is False
 
 
+@pytest.mark.parametrize(("accepted", "drafted"), [(900, 400), (-3, 400), (3, -400), (5, -5)])
+def test_counts_that_cannot_be_are_no_crash(accepted: int, drafted: int) -> None:
+    """A baseline that was damaged is still compared as far as it goes."""
+    damaged = kept(aggregate=[sums(accepted, drafted)])
+    assert len(compare(kept(), damaged).changes) == len(compare(damaged, kept()).changes) == 1
+
+
 @pytest.mark.parametrize(
     # Both sides together have the rate p, and the difference the deviation sqrt(p (1 - p) 2 / 400):
     # 320 and 284: p = 0.755, deviation 0.030411, difference 0.09; 320 and 285: p = 0.75625, 0.030359, 0.0875.

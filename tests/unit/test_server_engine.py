@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import socket
+import threading
+import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,7 +14,7 @@ from serving import Answer, answer, scripted, usual
 from nextn.gguf_schema.errors import InputError
 from nextn.runtime.engines.engine import Asked, Continuation
 from nextn.runtime.engines.server import NOT_TOLD, Server
-from nextn.runtime.engines.server_api import with_rounds
+from nextn.runtime.engines.server_api import ServerError, send, with_rounds
 
 SIZE = 512
 N_MAX = "speculative.n_max"
@@ -150,6 +153,34 @@ def test_a_server_that_dies_between_requests_is_an_error_of_the_run() -> None:
     outcome = engine.run([(1,)], Asked(1, 1))
     assert outcome.status == "error"
     assert "does not answer /completion" in outcome.message
+
+
+def test_an_answer_that_never_ends_is_given_up() -> None:
+    """Every byte comes in time, and there is always one more."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def drip() -> None:
+            with listening.accept()[0] as peer, suppress(OSError):
+                peer.recv(65536)
+                peer.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                while True:
+                    peer.sendall(b" ")
+                    time.sleep(0.01)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        with pytest.raises(ServerError, match="does not end"):
+            send(f"http://127.0.0.1:{listening.getsockname()[1]}", "/props", timeout_s=0.2)
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [((302, b""), "no JSON .status 302"), ((301, b"<html>moved</html>"), "no JSON .status 301")],
+)
+def test_a_redirection_is_no_server(told: Answer, message: str) -> None:
+    with scripted(lambda *_: told) as url, pytest.raises(InputError, match=message):
+        Server(url, None, (1,), SIZE)
 
 
 def test_a_dead_server_is_an_input_error() -> None:

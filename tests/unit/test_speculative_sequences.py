@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,32 @@ def test_one_sequence_that_cannot_draft_does_not_stop_the_others() -> None:
     assert runs[0].draft_errors == runs[2].draft_errors == []
     assert set(runs[1].draft_errors) == {"RuntimeError: no room"}
     assert (runs[0].n_accepted, runs[1].n_drafted) == (7, 0)
+
+
+def test_heads_that_fail_after_some_sequences_have_caught_up_are_in_step_again() -> None:
+    """Rows that were counted before the error were written a second time, and that sequence drafted no more."""
+
+    class Halfway(StubHeads):
+        def catch_up(self, chunks: Sequence[Chunk]) -> None:
+            if len(chunks) > 1 and len(self.asked) > 4:
+                super().catch_up(chunks[:1])
+                raise RuntimeError("no room for two")
+            super().catch_up(chunks)
+
+    stub = Halfway(right(TRUNK))
+    speculator = Speculator(TRUNK, stub, Options(n_max=2))
+    sessions = [speculator.open() for _ in PROMPTS]
+    runs = [Run("", len(prompt)) for prompt in PROMPTS]
+    speculator.prefill(sessions, PROMPTS, runs)
+    speculator.resume(sessions, 12, (), runs)
+    assert [run.tokens for run in runs] == [greedy(TRUNK, prompt, 12) for prompt in PROMPTS]
+    assert {error for run in runs for error in run.draft_errors} == {"RuntimeError: no room for two"}
+    for session, run in zip(sessions, runs, strict=True):
+        assert session.heads is not None
+        assert session.drafting
+        assert session.heads.length == session.trunk.length
+        # All that is drafted is right.
+        assert run.n_accepted == run.n_drafted > 6
 
 
 def mixed(positions: list[int] | None) -> list[Item]:

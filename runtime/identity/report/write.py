@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from nextn.gguf_schema.errors import InputError
@@ -33,6 +34,9 @@ def write_report(certificate: Certificate, folder: Path) -> list[Path]:
         for name in files:
             _partial(folder, name).replace(folder / name)
     except OSError as error:
+        for name in files:
+            with suppress(OSError):
+                _partial(folder, name).unlink(missing_ok=True)
         raise InputError("write-error", f"cannot be written: {error.strerror}", subject=str(folder)) from error
     return [folder / name for name in files]
 
