@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,6 @@ PLAIN: dict[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF
 # A matrix that is no larger than this when decoded is decoded once; of larger ones a block of rows at a time.
 DECODED_BYTES = 64 << 20
 BLOCK_BYTES = 8 << 20
-# Tensors of these names are read by single rows.
-TABLES = ("token_embd.weight", "embed_tokens.weight")
 # Of Linux: no memory is set aside for pages that are written to. Python has no name for it yet.
 MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 
@@ -36,12 +34,21 @@ MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 class Matrix:
     """A weight [..., out, in] as it is stored; `name` is for messages."""
 
-    def __init__(self, name: str, shape: tuple[int, ...], type_: TensorType, data: Tensor, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        type_: TensorType,
+        data: Tensor,
+        dtype: torch.dtype,
+        device: str = "cpu",
+    ) -> None:
         self.name = name
         self.shape = shape
         self._type = type_
         self._data = data  # bytes [..., out, row bytes]
         self._dtype = dtype
+        self._device = device  # where gathered rows are wanted
         self._decoded: Tensor | None = None
         self.kept: Any = None
 
@@ -100,7 +107,7 @@ class Matrix:
         """
         if min(rows, default=0) < 0:
             raise IndexError(f"{self.name} has no row {min(rows)}")
-        return self._decode(self._data[torch.tensor(rows, dtype=torch.int64, device=self._data.device)])
+        return self._decode(self._data[torch.tensor(rows, dtype=torch.int64)]).to(self._device)
 
 
 class Weights:
@@ -127,6 +134,8 @@ class Weights:
         self.read: set[str] = set()
         self.notes: list[str] = []
         self._maps: dict[str, npt.NDArray[np.uint8]] = {}
+        self._moved: dict[str, Tensor] = {}
+        self._multiplied: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
         """Whether the files themselves have a tensor."""
@@ -137,17 +146,35 @@ class Weights:
 
         Its values are of `dtype`, if that is to be another than all others'.
         """
+        if self._lends(name):
+            return cast(Weights, self.lender).matrix(name, dtype)
+        tensor, data = self._held(name)
+        self._multiplied.add(name)
+        if self.device != "cpu":
+            # Once, however many parts of a model ask for it.
+            if name not in self._moved:
+                self._moved[name] = data.to(self.device)
+            data = self._moved[name]
+        return Matrix(name, tensor.ne[::-1], tensor.type, data, dtype or self.dtype)
+
+    def table(self, name: str) -> Matrix:
+        """A weight of which single rows are read: it stays where it is, and only these go to the device."""
+        if self._lends(name):
+            return cast(Weights, self.lender).table(name)
+        tensor, data = self._held(name)
+        return Matrix(name, tensor.ne[::-1], tensor.type, data, self.dtype, self.device)
+
+    def _lends(self, name: str) -> bool:
+        return self.lender is not None and name not in self and name in (EMBEDDING, OUTPUT)
+
+    def _held(self, name: str) -> tuple[TensorInfo, Tensor]:
+        """A tensor of the files, and its bytes [..., out, row bytes] as they are mapped."""
         tensor = self.contents.tensors.get(name)
         if tensor is None:
-            if self.lender is not None and name in (EMBEDDING, OUTPUT):
-                return self.lender.matrix(name, dtype)
-            remedy = "nextn validate says what else is wrong with the file"
-            raise InputError(
-                "missing-weight", f"tensor {name!r} is not there", subject=self.contents.name, remedy=remedy
-            )
+            message, remedy = f"tensor {name!r} is not there", "nextn validate says what else is wrong with the file"
+            raise InputError("missing-weight", message, subject=self.contents.name, remedy=remedy)
         self.read.add(name)
-        shape = tensor.ne[::-1]
-        return Matrix(name, shape, tensor.type, self._bytes(tensor, shape), dtype or self.dtype)
+        return tensor, self._bytes(tensor)
 
     def vector(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """A small tensor, decoded: of torch shape."""
@@ -167,11 +194,11 @@ class Weights:
     def unpacked(self) -> list[TensorInfo]:
         """The matrices among those that were asked for which `ops` decode once, and keep decoded."""
         packed = self.ops.packed_types
-        asked = [self.contents.tensors[name] for name in self.contents.tensors if name in self.read]
-        return [t for t in asked if packed and t.type.name not in packed and not t.name.endswith(TABLES)]
+        asked = [tensor for name, tensor in self.contents.tensors.items() if name in self._multiplied]
+        return [tensor for tensor in asked if packed and tensor.type.name not in packed]
 
-    def _bytes(self, tensor: TensorInfo, shape: tuple[int, ...]) -> Tensor:
-        type_ = tensor.type
+    def _bytes(self, tensor: TensorInfo) -> Tensor:
+        type_, shape = tensor.type, tensor.ne[::-1]
         if type_.name not in PLAIN and not is_decodable(type_):
             message = f"tensor {tensor.name!r} is {type_.name}, which cannot be decoded"
             remedy = "convert the checkpoint to another type: nextn convert SOURCE --outtype q8_0"
@@ -180,8 +207,7 @@ class Weights:
         if source.name not in self._maps:
             self._maps[source.name] = _mapped(source)
         mapped = self._maps[source.name][offset : offset + nbytes]
-        data = torch.from_numpy(mapped.reshape(*shape[:-1], type_.row_bytes(shape[-1])))
-        return data.to(self.device) if self.device != "cpu" else data
+        return torch.from_numpy(mapped.reshape(*shape[:-1], type_.row_bytes(shape[-1])))
 
 
 def _mapped(source: ByteSource) -> npt.NDArray[np.uint8]:

@@ -34,7 +34,7 @@ class Trunk:
         self.dtype, self.device = weights.dtype, weights.device
         self._ops = weights.ops
         self.hidden_width = h.embedding_length
-        self._embedding = weights.matrix("token_embd.weight")
+        self._embedding = weights.table("token_embd.weight")
         self._blocks = [_Block(weights, h, i) for i in range(h.trunk_blocks)]
         self._norm = weights.vector("output_norm.weight")
         self._output = weights.matrix("output.weight")
@@ -98,7 +98,7 @@ class Heads:
 
         i = h.trunk_blocks
         nextn = f"blk.{i}.nextn"
-        self._embedding = weights.matrix(_own(weights, f"{nextn}.embed_tokens.weight", "token_embd.weight"))
+        self._embedding = weights.table(_own(weights, f"{nextn}.embed_tokens.weight", "token_embd.weight"))
         self._embedding_norm = weights.vector(f"{nextn}.enorm.weight")
         self._hidden_norm = weights.vector(f"{nextn}.hnorm.weight")
         self._joining = weights.matrix(f"{nextn}.eh_proj.weight")

@@ -65,7 +65,7 @@ class Trunk:
         self.streams, self.width = h.hyper_connection_count, h.embedding_length
         self.hidden_width = h.streams_width
         self.axes = axes_of(h, weights.device)
-        self.embedding = weights.matrix(EMBEDDING)
+        self.embedding = weights.table(EMBEDDING)
         self.output = output_matrix(weights)
         self.vocab_size = self.output.shape[0]
         self.blocks = [Block(weights, block, h) for block in range(h.trunk_blocks)]
@@ -133,7 +133,7 @@ class Heads:
         self.hidden_width = h.streams_width
         self.axes = axes_of(h, weights.device)
         self.eps = h.attention_layer_norm_rms_epsilon
-        self.embedding = weights.matrix(EMBEDDING)
+        self.embedding = weights.table(EMBEDDING)
         self.output = output_matrix(weights)
         self.embedding_norm = weights.vector(f"{nextn}enorm.weight")
         self.flat = hnorm == "flat"

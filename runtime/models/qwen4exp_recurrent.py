@@ -81,7 +81,7 @@ class NGrams:
         self.multipliers = h.ple_layer_multipliers or ()
         self.offsets, self.sizes = h.ple_head_offsets or (), h.ple_head_vocab_sizes or ()
         self.taps, self.dilation = h.ple_conv_kernel or 0, h.ple_ngram_size or 0
-        self.table = weights.matrix("per_layer_token_embd.weight")
+        self.table = weights.table("per_layer_token_embd.weight")
         _check(weights, h, self.table.shape[0])
         self.key = weights.matrix(f"{prefix}key.weight")
         self.value = weights.matrix(f"{prefix}value.weight")

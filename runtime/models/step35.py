@@ -33,7 +33,7 @@ class Trunk:
         self.dtype, self.device = weights.dtype, weights.device
         self._ops = weights.ops
         self.hidden_width = h.embedding_length
-        self._embedding = weights.matrix("token_embd.weight")
+        self._embedding = weights.table("token_embd.weight")
         self._blocks = [Block(weights, h, i) for i in range(h.trunk_blocks)]
         self._norm = weights.vector("output_norm.weight")
         self._output = weights.matrix("output.weight")
@@ -117,7 +117,7 @@ class _Head:
         own = f"{prefix}embed_tokens.weight"
         self.ops, self.eps = weights.ops, h.attention_layer_norm_rms_epsilon
         self.width, self.dtype = h.embedding_length, weights.dtype
-        self.embedding = weights.matrix(own if own in weights else "token_embd.weight")
+        self.embedding = weights.table(own if own in weights else "token_embd.weight")
         self.embedding_norm = weights.vector(f"{prefix}enorm.weight")
         self.hidden_norm = weights.vector(f"{prefix}hnorm.weight")
         self.joining = weights.matrix(f"{prefix}eh_proj.weight")
