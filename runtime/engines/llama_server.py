@@ -73,7 +73,7 @@ class LlamaServer:
             "version": self.version,
             "vocabulary": str(self.vocabulary),
             "context": str(self.context),
-            "kv_type": FLAGS["--cache-type-k"],
+            "kv_type": self._kv_type(),
             "flags": shlex.join(self.flags(Asked(0, 0), 1)[2:] + self.more),
         }
 
@@ -87,6 +87,14 @@ class LlamaServer:
 
     def close(self) -> None:
         """Nothing: no server outlives its run."""
+
+    def _kv_type(self) -> str:
+        """The type of the keys' cache: that of the last flag that names one."""
+        words = ["--cache-type-k", FLAGS["--cache-type-k"], *self.more]
+        named = [
+            value for flag, value in zip(words, [*words[1:], ""], strict=True) if flag in ("--cache-type-k", "-ctk")
+        ]
+        return named[-1]
 
     def flags(self, asked: Asked, slots: int) -> list[str]:
         """The flags of a run, without its port."""

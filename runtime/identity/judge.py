@@ -15,7 +15,7 @@ from nextn.validators.findings import Findings
 
 # Whose texts differ in more than this many places from one run to the next is told by the first of them.
 SHOWN = 3
-# Logits that rounding of weights and caches may cost; an engine whose plain text costs more is no measure of it.
+# Logits up to which a plain text tells how coarsely an engine rounds: beyond, twice that would call faults near ties.
 NUMERICS = 0.5
 
 
@@ -90,7 +90,7 @@ def _departs(name: str, plain: Iterable[Observation], rescorer: Rescorer, bound:
         return 0.0
     message = f"without a draft it already says what the reference runtime would not, by {worst:.3g} logits: {where}"
     if worst > NUMERICS:
-        remedy = "no rounding does that: is it the same model, and are its rows where they belong?"
+        remedy = "caches in q4_0 do that; without such, is it the same model, and are its rows where they belong?"
         findings.warn("engine-differs", name, message, remedy)
     else:
         remedy = f"so it rounds, with quantized caches for instance: for it the bound is {2 * worst:.3g} logits"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import sys
 from collections import Counter
@@ -308,3 +310,13 @@ def test_texts_and_signs_have_the_contrast_of_wcag_aa(mode: str) -> None:
     found = colours(mode)
     ratios = {pair: contrast(found[pair[0]], found[pair[1]]) for pair in (*TEXTS, *SIGNS)}
     assert {pair: ratio for pair, ratio in ratios.items() if ratio < (4.5 if pair in TEXTS else 3.0)} == {}
+
+
+def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match="No space left on device"):
+        write_report(certificates.certificate(), tmp_path)
+    assert list(tmp_path.iterdir()) == []

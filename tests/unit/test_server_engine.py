@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from serving import Answer, answer, scripted, usual
 
 from nextn.gguf_schema.errors import InputError
 from nextn.runtime.engines.engine import Asked, Continuation
+from nextn.runtime.engines.llama_server import LlamaServer
 from nextn.runtime.engines.server import NOT_TOLD, Server
 from nextn.runtime.engines.server_api import ServerError, send, with_rounds
 
@@ -219,6 +222,14 @@ def test_a_server_that_tells_little_of_itself_can_be_used() -> None:
         assert engine.run([(1,)], Asked(1, 5)).ok
     assert (engine.context, engine.slots) == (None, 1)
     assert engine.describe()["version"] == NOT_TOLD
+
+
+@pytest.mark.parametrize(
+    ("more", "kv_type"), [("", "f32"), (" --cache-type-k q8_0", "q8_0"), (" -ctk q8_0 -ctk q4_0 -ngl 9", "q4_0")]
+)
+def test_the_type_of_the_cache_is_that_of_the_last_flag(more: str, kv_type: str) -> None:
+    engine = LlamaServer(sys.executable + more, Path("m.gguf"), None, 512, SIZE)
+    assert engine.describe()["kv_type"] == kv_type
 
 
 LOG = """\
