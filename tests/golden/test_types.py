@@ -195,7 +195,7 @@ def test_a_draft_with_small_embeddings_drafts_in_llama_cpp(tmp_path: Path, conve
     assert outcome.status == "ok", outcome.message
     golden = family.read("llama_cpp.json")["prompts"]
     assert [list(each.tokens) for each in outcome.continuations] == [each["tokens"] for each in golden]
-    drafted, accepted = (sum(getattr(c, name) for c in outcome.continuations) for name in ("drafted", "accepted"))
+    drafted, accepted = (sum(getattr(c, name) for c in outcome.continuations) for name in ("n_drafted", "n_accepted"))
     whole = [each["draft"]["trunk+mtp n_max=3"] for each in golden]
     assert accepted / drafted > 0.8 * sum(each["accepted"] for each in whole) / sum(each["drafted"] for each in whole)
 

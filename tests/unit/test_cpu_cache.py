@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,11 @@ numba = pytest.importorskip("numba")
 
 from numba.core.caching import IndexDataCacheFile  # noqa: E402
 
-from nextn.kernels.cpu.memory import compiled, compiled_for_threads  # noqa: E402
+from nextn.kernels.cpu.memory import _compiled, compiled  # noqa: E402
 
 # A function without a loop has nothing for threads to do.
 pytestmark = pytest.mark.filterwarnings("ignore::numba.core.errors.NumbaPerformanceWarning")
-Forms = pytest.mark.parametrize("form", [compiled, compiled_for_threads])
+Forms = pytest.mark.parametrize("form", [compiled, partial(_compiled, parallel=True)], ids=["alone", "for threads"])
 Form = Callable[[Callable[[int], int]], Callable[[int], int]]
 
 
