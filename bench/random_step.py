@@ -79,7 +79,8 @@ class RandomWeights(Weights):
         contents = Contents(keys | STEP35.key_values(h, Role.COMBINED, 0), tensors, f"random {type_name}")
         super().__init__(cast(GGUFFile, SimpleNamespace(contents=contents)), device=device, ops=ops)
 
-    def _bytes(self, tensor: TensorInfo, shape: tuple[int, ...]) -> Tensor:
+    def _bytes(self, tensor: TensorInfo) -> Tensor:
+        shape = tensor.ne[::-1]
         if "norm" in tensor.name:
             return torch.ones(shape, device=self.device).view(torch.uint8)
         return matrix_of(tensor.type.name, shape, self.device).packed
