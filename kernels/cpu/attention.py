@@ -15,8 +15,8 @@ from torch import Tensor
 from nextn.kernels.cpu import functions
 from nextn.kernels.cpu.memory import (
     add_weighted,
+    address_of,
     compiled,
-    compiled_for_threads,
     dot,
     float32,
     floats,
@@ -25,6 +25,7 @@ from nextn.kernels.cpu.memory import (
     largest,
     longs,
     numbers,
+    shared_by_threads,
     total,
     whole,
     with_whole_rows,
@@ -34,8 +35,6 @@ from nextn.kernels.reference import Reference
 # Keys that are scored before their values are read.
 BLOCK = 64
 HEADS_OF_TASK = 8
-# Multiplications from which on threads are worth being woken.
-WORTH_THREADS = 1 << 20
 
 
 class Attention(Reference):
@@ -52,10 +51,9 @@ class Attention(Reference):
             raise ValueError(f"{rows} rows of {d} values cannot attend to {reach.tolist()} of {list(keys.shape)} keys")
         out, group = fresh(rows, heads, dv), heads // kv_heads
         parts = -(-group // HEADS_OF_TASK)
-        seen = sum(ends) - sum(begins)
-        all_tasks = _attend_by_threads if seen * heads * (d + dv) > WORTH_THREADS else _attend
-        all_tasks(
-            *(query.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), reach.buffer_info()[0]),
+        _attend(
+            (sum(ends) - sum(begins)) * heads * (d + dv),
+            *(query.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(), address_of(reach)),
             *(rows, kv_heads, group, parts, d, dv, keys.stride(0), keys.stride(1), values.stride(0), values.stride(1)),
             float(scale),
         )
@@ -105,34 +103,8 @@ def _task(
     )
 
 
-@compiled
+@shared_by_threads
 def _attend(
-    query_at: int,
-    keys_at: int,
-    values_at: int,
-    out_at: int,
-    reach_at: int,
-    rows: int,
-    kv_heads: int,
-    group: int,
-    parts: int,
-    d: int,
-    dv: int,
-    key_step: int,
-    key_head_step: int,
-    value_step: int,
-    value_head_step: int,
-    scale: float,
-) -> None:
-    for task in range(rows * kv_heads * parts):
-        _task(
-            *(task, query_at, keys_at, values_at, out_at, reach_at, rows, kv_heads, group, parts, d, dv),
-            *(key_step, key_head_step, value_step, value_head_step, scale),
-        )
-
-
-@compiled_for_threads
-def _attend_by_threads(
     query_at: int,
     keys_at: int,
     values_at: int,

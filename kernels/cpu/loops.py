@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from nextn.kernels.cpu.memory import FLOAT_BYTES, compiled, compiled_for_threads, longs
+from nextn.kernels.cpu.memory import FLOAT_BYTES, LONG_BYTES, compiled, int64, longs, shared_by_threads
 from nextn.kernels.cpu.microkernels import MOST_COLUMNS, MOST_ROWS
 
 # Weight rows of a tile.
@@ -45,60 +45,65 @@ call_product, call_decode = _call(8), _call(4)
 WIDE, DECODE = MOST_ROWS, MOST_ROWS + 1
 
 
-@compiled
-def tile(
-    kernels: int, plain: int, shape: int, group: int, first: int, weights: int, x: int, y: int, scratch: int
-) -> None:
-    """The products of one tile of one group, from weight row `first` on.
+@shared_by_threads
+def products(kernels: int, plain: int, shape: int, groups: int, count: int, weights: int, x: int, y: int) -> None:
+    """Rows x [rows, in] of `count` groups times their matrices: y [rows, out].
 
     kernels, plain: addresses of the addresses of microkernels, of the weights' type and of F32. shape: address of out,
-    in, blocks, rest, bytes of a weight row, blocks and rest of F32, and bytes from one matrix to the next. group:
-    address of the numbers of matrix, first row and rows. scratch: room for the decoded tile.
+    in, blocks, rest, bytes of a weight row, blocks and rest of F32, and bytes from one matrix to the next. groups:
+    address of three integers for each: its matrix, its first row and how many it has.
     """
-    dims, mine = longs(shape), longs(group)
-    out, n, blocks, rest, row_bytes = dims[0], dims[1], dims[2], dims[3], dims[4]
-    begin, rows = mine[1], mine[2]
-    matrix = weights + mine[0] * dims[7]
-    last = min(out, first + TILE)
-    functions = longs(kernels)
-    decoded = rows > DECODED_ABOVE
-    if decoded:
-        for o in range(first, last):
-            arguments = (matrix + o * row_bytes, blocks, rest, scratch + (o - first) * n * FLOAT_BYTES)
-            call_decode(functions[DECODE], arguments)
-        functions = longs(plain)
-        blocks, rest, row_bytes = dims[5], dims[6], n * FLOAT_BYTES
-        matrix = scratch - first * row_bytes
-    row = 0
-    while row < rows:
-        count = min(MOST_ROWS, rows - row)
-        source = x + (begin + row) * n * FLOAT_BYTES
-        o = first
-        while o < last:
-            is_wide = count == MOST_ROWS and o + MOST_COLUMNS <= last
-            function = functions[WIDE] if is_wide else functions[count - 1]
-            target = y + ((begin + row) * out + o) * FLOAT_BYTES
-            call_product(function, (matrix + o * row_bytes, row_bytes, blocks, rest, source, n, target, out))
-            o += MOST_COLUMNS if is_wide else 1
-        row += count
+    tiles = (longs(shape)[0] + TILE - 1) // TILE
+    for task in numba.prange(count * tiles):
+        group = groups + 3 * LONG_BYTES * (task // tiles)
+        _tile(kernels, plain, shape, group, task % tiles * TILE, weights, x, y)
 
 
 @compiled
-def alone(kernels: int, plain: int, shape: int, groups: int, count: int, weights: int, x: int, y: int) -> None:
-    """Rows x [rows, in] of `count` groups times their matrices: y [rows, out]; groups are three integers each."""
-    dims = longs(shape)
-    scratch = np.empty(TILE * dims[1], np.float32)
-    for g in range(count):
-        for first in range(0, dims[0], TILE):
-            tile(kernels, plain, shape, groups + 24 * g, first, weights, x, y, scratch.ctypes.data)
+def _tile(kernels: int, plain: int, shape: int, group: int, first: int, weights: int, x: int, y: int) -> None:
+    """The products of a group with a tile of its matrix, from weight row `first` on."""
+    dims, mine = longs(shape), longs(group)
+    out, n, row_bytes = dims[0], dims[1], dims[4]
+    lines, rows = min(TILE, out - first), mine[2]
+    line = weights + mine[0] * dims[7] + first * row_bytes
+    x += mine[1] * n * FLOAT_BYTES
+    y += (mine[1] * out + first) * FLOAT_BYTES
+    if rows <= DECODED_ABOVE:
+        _rows(kernels, line, row_bytes, dims[2], dims[3], lines, x, rows, n, y, out)
+        return
+    decoded = np.empty(TILE * n, np.float32)
+    at = int64(decoded.ctypes.data)
+    for o in range(lines):
+        place = at + o * n * FLOAT_BYTES
+        call_decode(longs(kernels)[DECODE], (line + o * row_bytes, dims[2], dims[3], place))
+    _rows(plain, at, n * FLOAT_BYTES, dims[5], dims[6], lines, x, rows, n, y, out)
+    # The memory is read by its address: it must live to here.
+    decoded[0] = 0
 
 
-@compiled_for_threads
-def together(kernels: int, plain: int, shape: int, groups: int, count: int, weights: int, x: int, y: int) -> None:
-    """As `alone`, by several threads."""
-    dims = longs(shape)
-    tiles = (dims[0] + TILE - 1) // TILE
-    for task in numba.prange(count * tiles):
-        scratch = np.empty(TILE * dims[1], np.float32)
-        group = groups + 24 * (task // tiles)
-        tile(kernels, plain, shape, group, task % tiles * TILE, weights, x, y, scratch.ctypes.data)
+@compiled
+def _rows(
+    kernels: int,
+    line: int,
+    row_bytes: int,
+    blocks: int,
+    rest: int,
+    lines: int,
+    x: int,
+    rows: int,
+    n: int,
+    y: int,
+    out: int,
+) -> None:
+    """The products of `lines` weight rows, `row_bytes` apart, with rows x [rows, n], a few at a time."""
+    functions = longs(kernels)
+    for row in range(0, rows, MOST_ROWS):
+        count = min(MOST_ROWS, rows - row)
+        source = x + row * n * FLOAT_BYTES
+        o = 0
+        while o < lines:
+            is_wide = count == MOST_ROWS and o + MOST_COLUMNS <= lines
+            function = functions[WIDE] if is_wide else functions[count - 1]
+            target = y + (row * out + o) * FLOAT_BYTES
+            call_product(function, (line + o * row_bytes, row_bytes, blocks, rest, source, n, target, out))
+            o += MOST_COLUMNS if is_wide else 1

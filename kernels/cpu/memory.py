@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import wraps
 from itertools import chain
+from types import FunctionType
 from typing import Any, Protocol, TypeVar, cast
 
 import numba
@@ -29,9 +30,12 @@ from torch import Tensor
 if "NUMBA_THREADING_LAYER" not in os.environ:
     numba.config.THREADING_LAYER = "workqueue"  # type: ignore[attr-defined]
 _THREADS = threading.Lock()
+# Multiplications from which on threads are worth being woken.
+WORTH_THREADS = 1 << 20
 
 LANES = 16
 FLOAT_BYTES = 4
+LONG_BYTES = 8
 FLOAT32 = torch.float32
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -56,16 +60,25 @@ def compiled(function: F) -> F:
     return _compiled(function)
 
 
-def compiled_for_threads(function: F) -> F:
-    """As `compiled`, for a function with a loop over `numba.prange`. It must be no function that `compiled` has too."""
-    shared = _compiled(function, parallel=True)
+def shared_by_threads(function: Callable[..., None]) -> Callable[..., None]:
+    """A compiled function with a loop over `numba.prange`, which takes how many multiplications it does first.
+
+    From `WORTH_THREADS` on several threads share the loop. What they do must not depend on who does it.
+    """
+    # numba's cache tells functions apart by their names alone, not by what they are compiled for.
+    copy = FunctionType(function.__code__, function.__globals__, function.__name__)
+    copy.__qualname__, copy.__module__ = f"{function.__qualname__}_by_threads", function.__module__
+    alone, together = _compiled(function), _compiled(copy, parallel=True)
 
     @wraps(function)
-    def one_at_a_time(*arguments: Any) -> object:
+    def run(work: int, *arguments: Any) -> None:
+        if work < WORTH_THREADS:
+            alone(*arguments)
+            return
         with _THREADS:
-            return shared(*arguments)
+            together(*arguments)
 
-    return cast(F, one_at_a_time)
+    return run
 
 
 def _compiled(function: F, parallel: bool = False) -> F:
@@ -124,8 +137,13 @@ def with_whole_rows(x: Tensor) -> Tensor:
     return whole(x) if x.dtype is not FLOAT32 or x.stride(-1) != 1 else x
 
 
+def address_of(values: array[int]) -> int:
+    """Where integers of `numbers` are."""
+    return values.buffer_info()[0]
+
+
 def numbers(*parts: Iterable[int]) -> array[int]:
-    """Int64 values, one sequence behind the other; the address is the first of `buffer_info`."""
+    """Int64 values, one sequence behind the other."""
     return array("q", chain(*parts))
 
 

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import cast
 
-import numba
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from nextn.kernels.cpu.blocks import FORMS
 from nextn.kernels.cpu.grouping import combined, gathered, grouped
-from nextn.kernels.cpu.loops import alone, together
-from nextn.kernels.cpu.memory import fresh, whole
+from nextn.kernels.cpu.loops import products
+from nextn.kernels.cpu.memory import address_of, fresh, numbers, whole
 from nextn.kernels.cpu.microkernels import microkernels
 from nextn.kernels.routing import PLAIN, Gate, Routing
 from nextn.kernels.weight import Weight
-
-# Multiplications from which on a second thread is worth waking.
-SHARED_WORK = 1 << 20
-
-Longs = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -40,23 +32,15 @@ class Packed:
     held: tuple[object, ...]
 
 
-class Numbers:
-    """Integers in memory, and where."""
-
-    def __init__(self, values: Sequence[int] | Sequence[Sequence[int]] | Longs) -> None:
-        self._array = np.array(values, np.int64)
-        self.address = self._array.ctypes.data
-
-
 @cache
-def _kernels(type_name: str) -> Numbers:
+def _kernels(type_name: str) -> array[int]:
     found = microkernels(type_name)
-    return Numbers([*found.products, found.wide, found.decode])
+    return numbers((*found.products, found.wide, found.decode))
 
 
 @lru_cache(maxsize=1024)
-def _one_group(rows: int) -> Numbers:
-    return Numbers([0, 0, rows])
+def _one_group(rows: int) -> array[int]:
+    return numbers((0, 0, rows))
 
 
 def packed(weight: Weight) -> Packed:
@@ -74,8 +58,8 @@ def _packed(weight: Weight) -> Packed:
     out, n = weight.shape[-2:]
     row_bytes = data.shape[-1]
     blocks = [n // form.weights, n % form.weights, row_bytes, n // plain.weights, n % plain.weights]
-    kernels, shape = _kernels(type_name), Numbers([out, n, *blocks, out * row_bytes])
-    return Packed(data.data_ptr(), out, n, kernels.address, shape.address, (data, kernels, shape))
+    kernels, shape = _kernels(type_name), numbers((out, n, *blocks, out * row_bytes))
+    return Packed(data.data_ptr(), out, n, address_of(kernels), address_of(shape), (data, kernels, shape))
 
 
 class Products(Routing):
@@ -83,13 +67,13 @@ class Products(Routing):
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         """As defined."""
-        return _product(x, packed(weight), _one_group(x.shape[0]).address, 1)
+        return _product(x, packed(weight), address_of(_one_group(x.shape[0])), 1)
 
     def linear_by_head(self, x: Tensor, weight: Weight) -> Tensor:
         """As defined."""
         rows, heads = x.shape[:2]
-        groups = Numbers([(head, head * rows, rows) for head in range(heads)])
-        y = _product(x.transpose(0, 1).reshape(heads * rows, -1), packed(weight), groups.address, heads)
+        groups = numbers(*((head, head * rows, rows) for head in range(heads)))
+        y = _product(x.transpose(0, 1).reshape(heads * rows, -1), packed(weight), address_of(groups), heads)
         return y.reshape(heads, rows, -1).transpose(0, 1)
 
     def experts(
@@ -111,8 +95,6 @@ def _product(x: Tensor, weight: Packed, groups: int, count: int) -> Tensor:
         raise ValueError(f"rows of {width} values, want {weight.width}")
     x = whole(x)
     y = fresh(rows, weight.out)
-    shared = rows * weight.out * weight.width >= SHARED_WORK and numba.get_num_threads() > 1
-    loop = together if shared else alone
-    tables = (weight.kernels, _kernels("F32").address, weight.shape, groups)
-    loop(*tables, count, weight.address, x.data_ptr(), y.data_ptr())
+    tables = (weight.kernels, address_of(_kernels("F32")), weight.shape, groups)
+    products(rows * weight.out * width, *tables, count, weight.address, x.data_ptr(), y.data_ptr())
     return y

@@ -9,12 +9,9 @@ import numpy as np
 from torch import Tensor
 
 from nextn.kernels.cpu import functions
-from nextn.kernels.cpu.memory import compiled, compiled_for_threads, float32, floats, fresh, int64, whole
+from nextn.kernels.cpu.memory import compiled, float32, floats, fresh, int64, shared_by_threads, whole
 from nextn.kernels.cpu.norms import inverse_root
 from nextn.kernels.reference import Reference
-
-# Multiplications from which on threads are worth being woken.
-WORTH_THREADS = 1 << 20
 
 
 class Recurrent(Reference):
@@ -41,8 +38,8 @@ class Recurrent(Reference):
         kept = min(rows, keep)
         out, states = fresh(rows, heads, dv), fresh(kept, heads, dk, dv)
         addresses = (state.data_ptr(), mixed.data_ptr(), decay.data_ptr(), beta.data_ptr())
-        all_heads = _delta_by_threads if rows * heads * dk * dv > WORTH_THREADS else _delta
-        all_heads(
+        _delta(
+            rows * heads * dk * dv,
             *(*addresses, out.data_ptr(), states.data_ptr()),
             *(rows, heads, key_heads, dk, dv, decay.shape[2], kept),
             eps,
@@ -149,33 +146,8 @@ def _delta_head(
     memory[0] = 0
 
 
-@compiled
+@shared_by_threads
 def _delta(
-    state_at: int,
-    mixed_at: int,
-    decay_at: int,
-    beta_at: int,
-    out_at: int,
-    states_at: int,
-    rows: int,
-    heads: int,
-    key_heads: int,
-    dk: int,
-    dv: int,
-    decays: int,
-    kept: int,
-    eps: float,
-) -> None:
-    for head in range(heads):
-        _delta_head(
-            *(head, state_at, mixed_at, decay_at, beta_at, out_at, states_at),
-            *(rows, heads, key_heads, dk, dv, decays, kept),
-            eps,
-        )
-
-
-@compiled_for_threads
-def _delta_by_threads(
     state_at: int,
     mixed_at: int,
     decay_at: int,

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from nextn.kernels.cpu import blocks, microkernels
 from nextn.kernels.cpu.blocks import FORMS
-from nextn.kernels.cpu.products import SHARED_WORK, Products
+from nextn.kernels.cpu.memory import WORTH_THREADS
+from nextn.kernels.cpu.products import Products
 from nextn.kernels.operations import REFERENCE, operations
 from nextn.kernels.routing import Gate
 
@@ -111,7 +112,7 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(
 def test_threads_change_no_bit(type_name: str) -> None:
     weight = PackedWeight(type_name, 150, width_of(type_name, 2048 // FORMS[type_name].weights, 0), seed=3)
     x = noise(3, 9, weight.shape[1])
-    assert x.numel() * weight.shape[0] > SHARED_WORK
+    assert x.numel() * weight.shape[0] > WORTH_THREADS
     numba.set_num_threads(1)
     alone = Products().linear(x, weight)
     numba.set_num_threads(numba.config.NUMBA_NUM_THREADS)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kernel_cases import CASES, MOST, SEQUENCES, WIDTHS, Case, Draw, Made
 from torch import Tensor
 
-from nextn.kernels.cpu import attention, memory, recurrent
+from nextn.kernels.cpu import memory
 from nextn.kernels.operations import REFERENCE, Operations, operations
 from nextn.kernels.routing import Router
 
@@ -164,14 +164,11 @@ def test_what_is_no_number_stays_none(name: str, form: str) -> None:
         assert all(same(a[row], b[row]) for a, b in zip(found, clean, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("name", "module"),
-    [("attend", attention), ("attend: one key head", attention), ("delta_attention: channels", recurrent)],
-)
-def test_threads_change_no_bit(name: str, module: object, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["attend", "attend: one key head", "delta_attention: channels"])
+def test_threads_change_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ops, found = operations("cpu"), []
     for worth in (10**12, 0):
-        monkeypatch.setattr(module, "WORTH_THREADS", worth)
+        monkeypatch.setattr(memory, "WORTH_THREADS", worth)
         if name in CASES:
             case = CASES[name](Draw(3), 64)
             found.append(case(ops, case.rows))
