@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from llvmlite import binding, ir
+from numba.core import cgutils
 
-LANES = 16
+from nextn.kernels.cpu.lanes import LANES
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 FLOAT, HALF = ir.FloatType(), ir.HalfType()
@@ -95,9 +96,8 @@ class Block:
         """The entries of a table of sixteen small integers, by sixteen indices."""
         if HAS_PERMUTATION:
             name = "llvm.x86.avx512.permvar.si.512"
-            module = self.builder.module
             kind = ir.FunctionType(INTS, [INTS, INTS])
-            permuted = module.globals[name] if name in module.globals else ir.Function(module, kind, name)
+            permuted = cgutils.get_or_insert_function(self.builder.module, kind, name)
             return self.builder.call(permuted, [ir.Constant(INTS, list(table)), indices])
         # A tree of choices by the bits of an index.
         found = [constant(INTS, entry) for entry in table]

@@ -25,6 +25,8 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from torch import Tensor
 
+from nextn.kernels.cpu.lanes import LANES, added, folded, fused
+
 # numba's own threads: those of OpenMP wait for each other by spinning, which on a busy machine takes ten times as long.
 # They serve one caller at a time.
 if "NUMBA_THREADING_LAYER" not in os.environ:
@@ -33,7 +35,6 @@ _THREADS = threading.Lock()
 # Multiplications from which on threads are worth being woken.
 WORTH_THREADS = 1 << 20
 
-LANES = 16
 FLOAT_BYTES = 4
 LONG_BYTES = 8
 FLOAT32 = torch.float32
@@ -187,19 +188,7 @@ def _reduced(
             places = [builder.bitcast(builder.gep(p, [i]), lanes.as_pointer()) for p in pointers]
             values = [builder.load(place, align=FLOAT_BYTES) for place in places]
             builder.store(step(builder, builder.load(held), values), held)
-        vector, count = builder.load(held), LANES
-        while count > 1:
-            count //= 2
-            halves = [
-                builder.shuffle_vector(
-                    vector,
-                    ir.Constant(vector.type, ir.Undefined),
-                    ir.Constant(ir.VectorType(ir.IntType(32), count), list(range(start, start + count))),
-                )
-                for start in (0, count)
-            ]
-            vector = join(builder, *halves)
-        total = cgutils.alloca_once_value(builder, builder.extract_element(vector, ir.IntType(32)(0)))
+        total = cgutils.alloca_once_value(builder, folded(builder, builder.load(held), join))
         with cgutils.for_range_slice(builder, whole, n, n.type(1)) as (i, _):
             values = [builder.load(builder.gep(p, [i])) for p in pointers]
             builder.store(step(builder, builder.load(total), values), total)
@@ -208,20 +197,12 @@ def _reduced(
     return code
 
 
-def _fused(builder: ir.IRBuilder, held: Any, values: Sequence[Any]) -> Any:
-    """a b + held, rounded once; llvmlite's own `fma` takes no vectors."""
-    kind = held.type
-    name = "llvm.fma.f32" if kind == ir.FloatType() else f"llvm.fma.v{LANES}f32"
-    fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)
-    return builder.call(fma, [*values, held])
-
-
 def _larger(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", b, a), b, a)
 
 
-_dot_code = _reduced(0.0, _fused, lambda b, x, y: b.fadd(x, y))
-_total_code = _reduced(0.0, lambda b, held, v: b.fadd(held, v[0]), lambda b, x, y: b.fadd(x, y))
+_dot_code = _reduced(0.0, lambda b, held, v: fused(b, v[0], v[1], held), added)
+_total_code = _reduced(0.0, lambda b, held, v: b.fadd(held, v[0]), added)
 _largest_code = _reduced(float("-inf"), lambda b, held, v: _larger(b, held, v[0]), _larger)
 _VECTOR = types.CPointer(types.float32)
 
@@ -251,7 +232,7 @@ def _add_weighted_code(_: Any, builder: ir.IRBuilder, signature: Any, arguments:
                 for offset, slot in zip(offsets, held, strict=True):
                     at = builder.bitcast(builder.gep(row, [offset]), kind.as_pointer())
                     value = builder.load(at, align=FLOAT_BYTES)
-                    builder.store(_fused(builder, builder.load(slot), [weight, value]), slot)
+                    builder.store(fused(builder, weight, value, builder.load(slot)), slot)
             for place, slot in zip(places, held, strict=True):
                 builder.store(builder.load(slot), place, align=FLOAT_BYTES)
         done = end

@@ -12,8 +12,10 @@ from functools import cache
 from typing import NamedTuple
 
 from llvmlite import binding, ir
+from numba.core import cgutils
 
-from nextn.kernels.cpu.blocks import FLOAT, FLOATS, FORMS, I8, I16, I32, I64, INTS, LANES, Block, Form, Value, f16, f32
+from nextn.kernels.cpu.blocks import FLOAT, FLOATS, FORMS, I8, I16, I32, I64, Block, Form, Value, f16, f32
+from nextn.kernels.cpu.lanes import LANES, added, folded, fused
 
 # Rows of float32 that are done at once, and then also rows of the weight: their accumulators fit into the registers.
 MOST_ROWS, MOST_COLUMNS = 4, 2
@@ -106,7 +108,6 @@ def _product(module: ir.Module, form: Form, name: str, rows: int, columns: int) 
     function = ir.Function(module, kind, name)
     weights, row_bytes, blocks, rest, x, x_stride, y, y_stride = function.args
     builder = ir.IRBuilder(function.append_basic_block("entry"))
-    fma = _fma(module, FLOATS)
     starts = [builder.gep(x, [builder.mul(x_stride, ir.Constant(I64, row))]) for row in range(rows)]
     lines = [builder.gep(weights, [builder.mul(row_bytes, ir.Constant(I64, column))]) for column in range(columns)]
 
@@ -125,11 +126,11 @@ def _product(module: ir.Module, form: Form, name: str, rows: int, columns: int) 
             values = builder.load(pointer, align=4)
             for column in range(columns):
                 mine = 2 * (column * rows + row) + vector % 2
-                sums[mine] = builder.call(fma, [decoded[column], values, sums[mine]])
+                sums[mine] = fused(builder, decoded[column], values, sums[mine])
     loop.close(sums)
 
     pairs = zip(loop.carried[::2], loop.carried[1::2], strict=True)
-    totals = [_total(builder, builder.fadd(even, odd)) for even, odd in pairs]
+    totals = [folded(builder, builder.fadd(even, odd), added) for even, odd in pairs]
     for column, line in enumerate(lines):
         results = totals[column * rows : (column + 1) * rows]
         if form.is_plain:
@@ -140,26 +141,14 @@ def _product(module: ir.Module, form: Form, name: str, rows: int, columns: int) 
     builder.ret_void()
 
 
-def _total(builder: ir.IRBuilder, lanes: Value) -> Value:
-    """The sum of sixteen lanes: of halves, until one is left."""
-    width = LANES
-    while width > 1:
-        width //= 2
-        order = [lane + width if lane < width else lane for lane in range(LANES)]
-        moved = builder.shuffle_vector(lanes, ir.Constant(FLOATS, ir.Undefined), ir.Constant(INTS, order))
-        lanes = builder.fadd(lanes, moved)
-    return builder.extract_element(lanes, ir.Constant(I32, 0))
-
-
 def _with_rest(
     builder: ir.IRBuilder, form: Form, row: tuple[Value, Value, Value], starts: list[Value], totals: list[Value]
 ) -> list[Value]:
     """Add the products of the plain floats that are no whole block, one by one."""
     loop, value, place = _rest_loop(builder, form, row, totals)
-    fma = _fma(builder.module, FLOAT)
     added = []
     for start, total in zip(starts, loop.carried, strict=True):
-        added.append(builder.call(fma, [value, builder.load(builder.gep(start, [place])), total]))
+        added.append(fused(builder, value, builder.load(builder.gep(start, [place])), total))
     loop.close(added)
     return list(loop.carried)
 
@@ -211,14 +200,7 @@ def _prefetch(builder: ir.IRBuilder, block: Block) -> None:
     module, name = builder.module, "llvm.prefetch.p0"
     bytes_ = I8.as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [bytes_, I32, I32, I32])
-    function = module.globals[name] if name in module.globals else ir.Function(module, kind, name)
+    function = cgutils.get_or_insert_function(module, kind, name)
     ahead = builder.gep(block.pointer, [ir.Constant(I64, AHEAD)])
     # For reading, to be kept in all caches, as data.
     builder.call(function, [ahead, *(ir.Constant(I32, number) for number in (0, 3, 1))])
-
-
-def _fma(module: ir.Module, kind: ir.Type) -> ir.Function:
-    name = f"llvm.fma.v{LANES}f32" if isinstance(kind, ir.VectorType) else "llvm.fma.f32"
-    if name in module.globals:
-        return module.globals[name]
-    return ir.Function(module, ir.FunctionType(kind, [kind] * 3), name)
