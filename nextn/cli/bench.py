@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nextn.cli.computing import MOST_CONTEXT, computing_options
+from nextn.cli.computing import MOST_CONTEXT, computing_options, lengths
 from nextn.cli.options import SomePath
 from nextn.cli.report import Report, report_options
 from nextn.gguf_schema.errors import InputError, UsageError, counted
@@ -34,17 +34,6 @@ Examples:
   nextn bench -m trunk.gguf -d mtp.gguf --probe
   nextn bench --compare before.json after.json
 """
-
-
-def lengths(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
-    """Draft lengths in a list with commas, each once."""
-    try:
-        found = tuple(dict.fromkeys(int(part) for part in value.split(",")))
-    except ValueError as error:
-        raise click.BadParameter(f"{value!r} is no list of draft lengths such as 1,2,3") from error
-    if min(found) < 1:
-        raise click.BadParameter("a draft has at least one token; without a draft is always measured too")
-    return found
 
 
 @click.command(epilog=EXAMPLE)

@@ -8,6 +8,19 @@ from typing import TypeVar
 import click
 
 MOST_CONTEXT = 1 << 20  # tokens; the long prompt of a check fills its context
+
+
+def lengths(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
+    """Draft lengths in a list with commas, each once."""
+    try:
+        found = tuple(dict.fromkeys(int(part) for part in value.split(",")))
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is no list of draft lengths such as 1,2,3") from error
+    if min(found) < 1:
+        raise click.BadParameter("a draft has at least one token; without a draft is always measured too")
+    return found
+
+
 F = TypeVar("F", bound=Callable[..., object])
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nextn.cli.computing import MOST_CONTEXT, computing_options
+from nextn.cli.computing import MOST_CONTEXT, computing_options, lengths
 from nextn.cli.options import SomePath
 from nextn.cli.report import Report, report_options
 from nextn.cli.verdict import printable
@@ -35,17 +35,6 @@ Examples:
 FAILED = 1
 CERTIFICATE = "certificate.json"
 WRITTEN = (CERTIFICATE, "report.html")
-
-
-def lengths(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
-    """Draft lengths in a list with commas, each once, the shortest first."""
-    try:
-        found = sorted({int(part) for part in value.split(",")})
-    except ValueError as error:
-        raise click.BadParameter(f"{value!r} is no list of draft lengths such as 1,2,3") from error
-    if found[0] < 1:
-        raise click.BadParameter(f"{found[0]} is no draft length; every length is compared with no draft anyway")
-    return tuple(found)
 
 
 def finite(_: click.Context, __: click.Parameter, value: float) -> float:
@@ -170,7 +159,7 @@ def _wanted(asked: dict[str, Any]) -> Wanted:
         model=asked["model"],
         draft=asked["draft"],
         engines=asked["engines"],
-        n_max=asked["n_max"],
+        n_max=tuple(sorted(asked["n_max"])),
         n_predict=asked["count"],
         bound=asked["bound"],
         context=asked["context"],

@@ -5,14 +5,11 @@ Names of fields are the JSON keys; design.md section 3 fixes those that scripts 
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from nextn.gguf_schema.errors import InputError
-from nextn.runtime.identity.records import decoded, encoded, load_record, named
+from nextn.runtime.identity.records import decoded, encoded, load_record, named, save_json
 from nextn.validators.findings import Finding
 
 FORMAT = "nextn identity 1"
@@ -151,15 +148,7 @@ class Certificate:
 
     def save(self, path: Path) -> None:
         """Write it to a file; InputError when it cannot be written."""
-        partial = path.with_name(path.name + ".partial")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps(self.as_json(), indent=1) + "\n", encoding="utf-8")
-            partial.replace(path)
-        except OSError as error:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
-            raise InputError("write-error", f"cannot be written: {error}", subject=str(path)) from error
+        save_json(path, self.as_json())
 
 
 def load_certificate(path: Path) -> Certificate:

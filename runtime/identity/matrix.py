@@ -26,6 +26,7 @@ from nextn.runtime.identity.checking import sha256_of, versions
 from nextn.runtime.identity.executors import EXECUTORS, Ended
 from nextn.runtime.identity.matrix_file import Cell, read_matrix
 from nextn.runtime.identity.pairing import pairing
+from nextn.runtime.identity.records import save_json
 
 FORMAT = "nextn matrix 1"
 CERTIFICATE, SUMMARY, CELLS = "certificate.json", "matrix.json", "cells"
@@ -139,7 +140,7 @@ def run_matrix(
             f"{len(results)} of {len(cells)}: {cells[place].title}: {results[place].verdict or results[place].message}"
         )
     result = MatrixResult(tuple(results[place] for place in range(len(cells))))
-    _write(out_dir / SUMMARY, result)
+    save_json(out_dir / SUMMARY, result.as_json())
     return result
 
 
@@ -228,13 +229,3 @@ def _head_bytes(cell: Cell) -> int | None:
 
 def _failed(cell: Cell, message: str) -> CellResult:
     return CellResult(cell.name, cell.type, cell.engine, cell.n_max, "failed", message)
-
-
-def _write(path: Path, result: MatrixResult) -> None:
-    partial = path.with_name(path.name + ".partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(result.as_json(), indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise InputError("write-error", f"cannot be written: {error}", subject=str(path)) from error

@@ -7,6 +7,7 @@ import sys
 import types
 import typing
 from collections.abc import Hashable
+from contextlib import suppress
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -21,6 +22,19 @@ T = TypeVar("T")
 def named(key: str) -> Any:
     """A field whose key is a word of Python."""
     return field(metadata={"key": key})
+
+
+def save_json(path: Path, told: dict[str, Any]) -> None:
+    """Write an object to a file, which is complete or not there; InputError when it cannot be written."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise InputError("write-error", f"cannot be written: {error}", subject=str(path)) from error
 
 
 def load_record(kind: type[T], format_: str, path: Path, remedy: str) -> T:

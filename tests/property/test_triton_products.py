@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from packed import TYPES
 from torch import Tensor
+from triton_cases import poisoned as poisoned
 from triton_device import DEVICE, DeviceWeight, error, noise
 
 from nextn.kernels.operations import REFERENCE, operations
@@ -31,17 +32,6 @@ each_type = pytest.mark.parametrize("type_name", TYPES)
 some_types = pytest.mark.parametrize(
     "type_name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in TYPES]
 )
-
-
-@pytest.fixture(autouse=True)
-def poisoned() -> Iterator[None]:
-    """New tensors are of NaN until something is written to them."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    assert torch.utils.deterministic.fill_uninitialized_memory
-    assert torch.empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(before)
 
 
 def weight_of(type_name: str, *shape: int, blocks: int = 1, seed: int = 0) -> DeviceWeight:
