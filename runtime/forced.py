@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nextn.runtime.greedy import UBATCH
-from nextn.runtime.model import Chunk, Trunk
+from nextn.runtime.greedy import UBATCH, forwards
+from nextn.runtime.model import Trunk
 
 
 def logits_before(trunk: Trunk, prompt: Sequence[int], tokens: Sequence[int], ubatch: int = UBATCH) -> Tensor:
@@ -16,10 +16,10 @@ def logits_before(trunk: Trunk, prompt: Sequence[int], tokens: Sequence[int], ub
     state = trunk.new_state()
     rows = [*prompt, *tokens[:-1]]
     found = []
-    for start in range(0, len(rows), ubatch):
-        part = rows[start : start + ubatch]
-        hidden = trunk.forward([Chunk(state, part)])
-        # The last row of the prompt is the first that one of the tokens is chosen from.
-        if start + len(part) >= len(prompt):
-            found.append(trunk.logits(hidden[max(len(prompt) - 1 - start, 0) :]))
+    # The last row of the prompt is the first that one of the tokens is chosen from.
+    before = len(prompt) - 1
+    for hidden in forwards(trunk, state, rows, ubatch):
+        if before < len(hidden):
+            found.append(trunk.logits(hidden[max(before, 0) :]))
+        before -= len(hidden)
     return torch.cat(found)[: len(tokens)]

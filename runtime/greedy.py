@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from torch import Tensor
 
@@ -14,11 +14,17 @@ from nextn.runtime.state import State
 UBATCH = 512
 
 
+def forwards(trunk: Trunk, state: State, tokens: Sequence[int], ubatch: int = UBATCH) -> Iterator[Tensor]:
+    """The hidden rows of tokens, `ubatch` of them at a time: [rows, hidden width] each."""
+    for start in range(0, len(tokens), ubatch):
+        yield trunk.forward([Chunk(state, tokens[start : start + ubatch])])
+
+
 def prefill(trunk: Trunk, state: State, tokens: Sequence[int], ubatch: int = UBATCH) -> Tensor:
     """Read a prompt; the hidden row [1, hidden width] of its last token."""
     last: Tensor | None = None
-    for start in range(0, len(tokens), ubatch):
-        last = trunk.forward([Chunk(state, tokens[start : start + ubatch])])[-1:]
+    for hidden in forwards(trunk, state, tokens, ubatch):
+        last = hidden[-1:]
     if last is None:
         raise ValueError("a prompt has at least one token")
     return last

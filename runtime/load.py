@@ -127,10 +127,9 @@ def load_pair(
     """The model of a file, with the heads of `draft`, or its own; without `drafting` none.
 
     `flat` norms the hidden row that a qwen4exp head takes over all its streams at once; `kernels` are the form of the
-    operations, by default the fast one of the device. Raises VerdictError for a head
-    that is given as a model, for keys and shapes that nothing can be computed with, and for a pair that does not fit;
-    InputError for files that cannot be read, architectures and devices that the runtime does not have, and missing
-    weights: none is ever taken for zeros.
+    operations, by default the fast one of the device. Raises VerdictError for a head that is given as a model, for keys
+    and shapes that nothing can be computed with, and for a pair that does not fit; InputError for files that cannot be
+    read, architectures and devices that the runtime does not have, and missing weights: none is ever taken for zeros.
     """
     _check_device(device)
     file = open_gguf(model)

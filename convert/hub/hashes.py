@@ -8,16 +8,28 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from nextn.gguf_schema.errors import InputError
 
 if TYPE_CHECKING:
-    from nextn.gguf_schema.contents import LocalFile
+    from nextn.gguf_schema.contents import ByteSource, LocalFile
 
 HASHED_AT_ONCE = 8 << 20
 # Older ones are forgotten: the file is read and written as a whole.
 MOST_KEPT = 10_000
+
+
+class Digest(Protocol):
+    """A hash of hashlib."""
+
+    def update(self, data: bytes, /) -> None:
+        """Add bytes."""
+        ...
+
+    def hexdigest(self) -> str:
+        """The hash of all that was added."""
+        ...
 
 
 class Hashes:
@@ -36,14 +48,10 @@ class Hashes:
         if (known := self.known(file)) is not None:
             progress(file.size)
             return known
-        digest = hashlib.sha256()
-        for start in range(0, file.size, HASHED_AT_ONCE):
-            data = file.read(start, min(HASHED_AT_ONCE, file.size - start))
-            digest.update(data)
-            progress(len(data))
+        found = hashed(file, hashlib.sha256(), progress)
         assert_unchanged(file)
-        self._keep(_key(file), digest.hexdigest())
-        return digest.hexdigest()
+        self._keep(_key(file), found)
+        return found
 
     def _read(self) -> dict[str, str]:
         try:
@@ -64,6 +72,15 @@ class Hashes:
         except OSError:
             with suppress(OSError):
                 partial.unlink()
+
+
+def hashed(source: ByteSource, digest: Digest, progress: Callable[[int], None] = lambda _: None) -> str:
+    """A digest with all bytes of a source added, in hexadecimal; raises what reading the source raises."""
+    for start in range(0, source.size, HASHED_AT_ONCE):
+        data = source.read(start, min(HASHED_AT_ONCE, source.size - start))
+        digest.update(data)
+        progress(len(data))
+    return digest.hexdigest()
 
 
 def assert_unchanged(file: LocalFile) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from nextn.convert.hub.drafts import Draft
-from nextn.convert.hub.ranges import Remote
+from nextn.convert.hub.ranges import Remote, digest_of
 from nextn.gguf_schema.contents import LocalFile, MemoryFile
 from nextn.gguf_schema.errors import NextnError
 
@@ -40,13 +39,9 @@ class Item:
         """What the hub states of a file that is not so of this one."""
         if remote.size != self.source.size:
             return f"the hub has {remote.size} bytes of {self.source.size}"
-        kind, own = ("sha256", self.sha256) if remote.has_sha256 else ("git hash", self._git_hash())
+        # Files that the hub keeps in git are small.
+        kind, own = ("sha256", self.sha256) if remote.has_sha256 else ("git hash", digest_of(self.source, remote))
         return None if remote.etag == own else f"the hub has other bytes: {kind} {remote.etag}, want {own}"
-
-    def _git_hash(self) -> str:
-        """The name of the content in git, for files that the hub keeps there, which are small."""
-        header = f"blob {self.source.size}\0".encode()
-        return hashlib.sha1(header + self.source.read(0, self.source.size), usedforsecurity=False).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nextn.convert.hub.client import fetch_range
+from nextn.convert.hub.hashes import hashed
 from nextn.convert.hub.retrying import Patience
 from nextn.convert.hub.store import RangeStore
 from nextn.gguf_schema.contents import ByteSource, LocalFile
@@ -26,7 +27,6 @@ REQUEST_BYTES = 32 << 20
 CONNECTIONS = 8
 # Waits of a minute and a half in all: longer than it takes a router to start anew.
 FAILURES_IN_A_ROW = 8
-HASHED_AT_ONCE = 4 << 20
 # The code of the error about a file that is not what the hub says.
 WRONG_HASH = "wrong-hash"
 
@@ -204,9 +204,7 @@ def digest_of(source: ByteSource, remote: Remote) -> str:
     digest = hashlib.sha256()
     if not remote.has_sha256:
         digest = hashlib.sha1(f"blob {remote.size}\0".encode(), usedforsecurity=False)
-    for start in range(0, source.size, HASHED_AT_ONCE):
-        digest.update(source.read(start, min(HASHED_AT_ONCE, source.size - start)))
-    return digest.hexdigest()
+    return hashed(source, digest)
 
 
 Wanted = Mapping[HubFile, Sequence[Range]]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nextn.runtime.drafting import Options
-from nextn.runtime.greedy import UBATCH
+from nextn.runtime.greedy import UBATCH, forwards
 from nextn.runtime.model import Chunk, Heads, Trunk
 from nextn.runtime.session import rows_of
 from nextn.runtime.speculative import Speculator
@@ -77,9 +77,8 @@ def said_by(trunk: Trunk, prompts: Sequence[Sequence[int]], count: int, ends: Co
 
 def stream_of(trunk: Trunk, prompt: Sequence[int], said: Sequence[int], ubatch: int = UBATCH) -> Stream:
     """A prompt and what was said behind it, with a trunk's hidden rows."""
-    tokens, state = (*prompt, *said), trunk.new_state(1)
-    parts = [trunk.forward([Chunk(state, tokens[at : at + ubatch])]) for at in range(0, len(tokens), ubatch)]
-    return Stream(tokens, len(prompt), torch.cat(parts))
+    tokens = (*prompt, *said)
+    return Stream(tokens, len(prompt), torch.cat(list(forwards(trunk, trunk.new_state(1), tokens, ubatch))))
 
 
 def unchanged(rows: Tensor) -> Tensor:
