@@ -15,6 +15,7 @@ import click
 from nextn.cli.computing import MOST_CONTEXT, computing_options, lengths
 from nextn.cli.options import SomePath
 from nextn.cli.report import Report, report_options
+from nextn.cli.verdict import table
 from nextn.gguf_schema.errors import InputError, UsageError, counted
 from nextn.validators.findings import Findings, Severity
 
@@ -172,11 +173,11 @@ def _probed(files: Files, prompts: Sequence[Prompt], report: Report) -> Probe:
 
 def _text(bench: Bench, worse: Regressions | None) -> str:
     """The measurement for people."""
-    from nextn.runtime.identity.measure import table
+    from nextn.runtime.identity.measure import COLUMNS, rows_of
 
     head = bench.pairing.head
     lines = [f"trunk {bench.pairing.trunk.main_type}, head {head.main_type if head else None}"]
-    lines += table(bench.results)
+    lines += table(COLUMNS, rows_of(bench.results)) if bench.results else []
     if bench.probe:
         for place, each in enumerate(bench.probe["positions"], 1):
             lines.append(

@@ -16,7 +16,7 @@ import click
 from nextn.cli.computing import MOST_CONTEXT, computing_options, lengths
 from nextn.cli.options import SomePath
 from nextn.cli.report import Report, report_options
-from nextn.cli.verdict import printable
+from nextn.cli.verdict import printable, table
 from nextn.gguf_schema.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -110,14 +110,15 @@ def command(**asked: Any) -> int:
 
 
 def _matrix(report: Report, asked: dict[str, Any]) -> int:
-    from nextn.runtime.identity.matrix import run_matrix
+    from nextn.runtime.identity.matrix import COLUMNS, run_matrix
 
     if asked["output"] is None:
         raise UsageError("no-output", "needs -o DIR for the certificates of its cells", subject="--matrix")
     if asked["model"] is not None or asked["baseline"] is not None:
         raise UsageError("matrix", "names models itself, and compares with no baseline", subject="--matrix")
     result = run_matrix(asked["matrix"], asked["output"], asked["executor"], asked["jobs"], report.note)
-    report.result("\n".join(map(printable, result.table().split("\n"))), result.as_json())
+    rows = [tuple(map(printable, row)) for row in result.rows()]
+    report.result("\n".join(table(COLUMNS, rows)), result.as_json())
     return 0 if result.ok else FAILED
 
 

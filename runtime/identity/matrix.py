@@ -31,6 +31,7 @@ from nextn.runtime.identity.records import save_json
 FORMAT = "nextn matrix 1"
 CERTIFICATE, SUMMARY, CELLS = "certificate.json", "matrix.json", "cells"
 BINARY = "llama-server="
+COLUMNS = ("model", "type", "engine", "n_max", "verdict", "accepted", "head bytes", "")
 Check = Callable[[Cell, Path], list[str]]
 
 
@@ -66,29 +67,16 @@ class MatrixResult:
         """The summary as `--json` prints it and as it is kept beside the cells."""
         return {"format": FORMAT, "ok": self.ok, "cells": [asdict(cell) for cell in self.cells]}
 
-    def table(self) -> str:
-        """The summary for people: a line for each cell."""
-        rows = [("model", "type", "engine", "n_max", "verdict", "accepted", "head bytes", "")]
+    def rows(self) -> list[tuple[str, ...]]:
+        """The summary for people: a row for each cell, in the columns of `COLUMNS`."""
+        rows: list[tuple[str, ...]] = []
         for cell in self.cells:
             rate = "" if cell.accept_rate is None else f"{cell.accept_rate:.1%}"
             verdict = (cell.verdict or "failed") + (f", {cell.cause}" if cell.cause else "")
             said = cell.message or ("kept" if cell.status == "kept" else "")
-            rows.append(
-                (
-                    cell.name,
-                    cell.type,
-                    cell.engine,
-                    ",".join(map(str, cell.n_max)),
-                    verdict,
-                    rate,
-                    str(cell.head_bytes or ""),
-                    said,
-                )
-            )
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
-            "  ".join(part.ljust(width) for part, width in zip(row, widths, strict=True)).rstrip() for row in rows
-        )
+            lengths = ",".join(map(str, cell.n_max))
+            rows.append((cell.name, cell.type, cell.engine, lengths, verdict, rate, str(cell.head_bytes or ""), said))
+        return rows
 
 
 def identity_command(cell: Cell, folder: Path) -> list[str]:

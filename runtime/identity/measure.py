@@ -20,6 +20,7 @@ from nextn.runtime.identity.regression import Measured, Regressions, changed
 from nextn.validators.findings import Finding, Findings
 
 FORMAT = "nextn bench 1"
+COLUMNS = ("engine", "n_max", "tok/s", "ratio", "twice", "pred", "draft", "acc", "rate", "length", "by position")
 # What a head can do and what an engine accepts of it differ by less than this.
 POINTS = 0.05
 
@@ -133,28 +134,22 @@ def _result(sums: AggregateRecord, observed: Sequence[Observation]) -> Result:
     )
 
 
-def table(results: Sequence[Result]) -> list[str]:
-    """The results for people: a line for each configuration."""
-    rows: list[tuple[str, ...]] = [
-        ("engine", "n_max", "tok/s", "ratio", "twice", "pred", "draft", "acc", "rate", "length", "by position")
-    ]
-    for each in results:
-        numbers = (each.total_predicted, each.total_draft, each.total_draft_accepted)
-        rows.append(
-            (
-                each.engine,
-                str(each.n_max),
-                _shown(each.tokens_per_second, ".1f"),
-                _shown(each.ratio, ".2f"),
-                " ".join(_shown(ratio, ".2f") for ratio in each.ratios),
-                *map(str, numbers),
-                _shown(each.aggregate_accept_rate, ".3f"),
-                _shown(each.mean_accepted_length, ".2f"),
-                " ".join(f"{part:.2f}" for part in each.accepted_by_position or ()),
-            )
+def rows_of(results: Sequence[Result]) -> list[tuple[str, ...]]:
+    """The results for people: a row for each configuration, in the columns of `COLUMNS`."""
+    return [
+        (
+            each.engine,
+            str(each.n_max),
+            _shown(each.tokens_per_second, ".1f"),
+            _shown(each.ratio, ".2f"),
+            " ".join(_shown(ratio, ".2f") for ratio in each.ratios),
+            *map(str, (each.total_predicted, each.total_draft, each.total_draft_accepted)),
+            _shown(each.aggregate_accept_rate, ".3f"),
+            _shown(each.mean_accepted_length, ".2f"),
+            " ".join(f"{part:.2f}" for part in each.accepted_by_position or ()),
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)] if results else []
-    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows if results]
+        for each in results
+    ]
 
 
 def _shown(value: float | None, how: str) -> str:

@@ -150,7 +150,7 @@ def test_what_is_done_is_kept(tmp_path: Path) -> None:
     told = json.loads((tmp_path / "out" / "matrix.json").read_text())
     assert told == again.as_json() | {"cells": told["cells"]}
     assert all(Path(cell["certificate"]).exists() for cell in told["cells"])
-    assert len(again.table().splitlines()) == 11
+    assert len(again.rows()) == 10
 
 
 def test_what_changed_is_run_again(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_cell_that_fails_stops_no_other(tmp_path: Path) -> None:
     assert failed[("a", "F32")] == "error: this one is broken; get another"
     assert "No such file" in failed[("b", "F16")]
     assert sum(cell.status == "done" for cell in result.cells) == 4
-    assert "this one is broken" in result.table()
+    assert any("this one is broken" in row[-1] for row in result.rows())
     # It is tried again.
     bench.ran()
     (tmp_path / "a-F32.bin").write_text("whole")
@@ -212,7 +212,7 @@ def test_a_verdict_is_no_failure_of_the_cell(tmp_path: Path) -> None:
     result = Bench(tmp_path, identical=False, verdict="logic", cause="accept", aggregate=[sums]).run()
     assert {(c.status, c.verdict, c.cause, c.accept_rate) for c in result.cells} == {("done", "logic", "accept", 0.25)}
     assert not result.ok
-    assert "logic, accept" in result.table()
+    assert any("logic, accept" in row for row in result.rows())
 
 
 def test_a_killed_matrix_goes_on(tmp_path: Path) -> None:
