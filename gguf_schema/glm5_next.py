@@ -112,7 +112,7 @@ class Glm5Next(Hyperparameters):
 
     def is_mla(self, i: int) -> bool:
         """Whether block `i` has latent attention."""
-        return abs(self.attention_head_count_kv[i]) > 0  # loaders read it as unsigned
+        return self.attention_head_count_kv[i] != 0  # loaders read it as unsigned
 
     def has_indexer(self, i: int) -> bool:
         """Whether block `i` selects with an indexer of its own; a head always does."""

@@ -2,7 +2,7 @@
 
 A program makes a few columns of the result for a few rows. Its threads go along the matrix's rows together, each with
 sums of its own, which are added at the end: in one order, whatever the number of rows, for neither the threads'
-layout nor what each adds depends on it (tests/triton/ahead_of_time.py compares what is compiled).
+layout nor what each adds depends on it (tests/ahead_of_time.py compares what is compiled).
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class DeltaAttention:
         self._f_a, self._f_b = weights.matrix(f"{name}.ssm_f_a.weight"), weights.matrix(f"{name}.ssm_f_b.weight")
         self._g_a, self._g_b = weights.matrix(f"{name}.ssm_g_a.weight"), weights.matrix(f"{name}.ssm_g_b.weight")
         self._beta = weights.matrix(f"{name}.ssm_beta.weight")
-        self._a = weights.vector(f"{name}.ssm_a").reshape(self._heads)  # -self._ops.exp(A_log)
+        self._a = weights.vector(f"{name}.ssm_a").reshape(self._heads)  # -exp(A_log)
         self._dt = weights.vector(f"{name}.ssm_dt.bias")
         self._norm = weights.vector(f"{name}.ssm_norm.weight")
         self._output = weights.matrix(f"{name}.attn_output.weight")

@@ -42,7 +42,7 @@ class DeltaNet:
         self.beta = weights.matrix(f"{prefix}ssm_beta.weight")
         self.alpha = weights.matrix(f"{prefix}ssm_alpha.weight")
         self.conv = weights.vector(f"{prefix}ssm_conv1d.weight")
-        self.rates = weights.vector(f"{prefix}ssm_a")  # -self.ops.exp(A_log)
+        self.rates = weights.vector(f"{prefix}ssm_a")  # -exp(A_log)
         self.bias = weights.vector(f"{prefix}ssm_dt.bias")
         self.norm = weights.vector(f"{prefix}ssm_norm.weight")
         self.output = weights.matrix(f"{prefix}ssm_out.weight")
