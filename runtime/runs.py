@@ -5,6 +5,7 @@ Source: tools/server/server-context.cpp of llama.cpp b11549 (`draft_n`, `draft_n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,13 @@ class Round:
     submitted: int
     accepted: int
     rows: int = 0
+
+
+def parts_accepted(drafts: Sequence[tuple[int, int]]) -> list[float]:
+    """The part of the verified tokens at each position that was accepted, of (verified, accepted) of each draft."""
+    longest = max((verified for verified, _ in drafts), default=0)
+    tried = [sum(verified > place for verified, _ in drafts) for place in range(longest)]
+    return [sum(accepted > place for _, accepted in drafts) / tried[place] for place in range(longest)]
 
 
 @dataclass
@@ -49,9 +57,7 @@ class Run:
     @property
     def accepted_by_position(self) -> list[float]:
         """The part of the verified tokens at each position of a draft that was accepted."""
-        longest = max((round_.submitted for round_ in self.rounds), default=0)
-        tried = [sum(r.submitted > place for r in self.rounds) for place in range(longest)]
-        return [sum(r.accepted > place for r in self.rounds) / tried[place] for place in range(longest)]
+        return parts_accepted([(round_.submitted, round_.accepted) for round_ in self.rounds])
 
     @property
     def mean_accepted_length(self) -> float | None:

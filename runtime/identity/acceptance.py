@@ -11,6 +11,7 @@ from math import sqrt
 from nextn.gguf_schema.errors import counted
 from nextn.runtime.identity.certificate import AggregateRecord
 from nextn.runtime.identity.observe import Observation
+from nextn.runtime.runs import parts_accepted
 from nextn.validators.findings import Findings
 
 Rounds = Iterable[tuple[int, int, int]]
@@ -23,10 +24,7 @@ LARGE_DROP, LARGE_DECAY = 0.05, 0.1
 
 def by_position(rounds: Rounds) -> tuple[float, ...]:
     """The part of the verified tokens at each place of a draft that was accepted."""
-    rounds = list(rounds)
-    longest = max((submitted for _, submitted, _ in rounds), default=0)
-    tried = [sum(m > place for _, m, _ in rounds) for place in range(longest)]
-    return tuple(sum(a > place for _, _, a in rounds) / tried[place] for place in range(longest))
+    return tuple(parts_accepted([(submitted, accepted) for _, submitted, accepted in rounds]))
 
 
 def tenths(rounds: Rounds, rows: int) -> list[tuple[int, int]]:

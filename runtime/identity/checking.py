@@ -22,7 +22,7 @@ from nextn.runtime.engines.reference import Reference
 from nextn.runtime.identity.certificate import Certificate, FileRecord
 from nextn.runtime.identity.check import check
 from nextn.runtime.identity.checklist import checklist
-from nextn.runtime.identity.observe import Settings
+from nextn.runtime.identity.observe import SPARE, Settings
 from nextn.runtime.identity.prompts import Prompt, default_prompts
 from nextn.runtime.identity.rescore import Rescorer
 from nextn.runtime.load import Pair, load_pair, use_threads
@@ -30,8 +30,6 @@ from nextn.runtime.prompts import read_prompts
 from nextn.runtime.text import Text
 
 OWN = "own"  # the category of prompts of one's own
-# Rows that a draft needs beyond the text: llama.cpp cuts drafts so far short of its context.
-SPARE = 2
 # Bytes of files up to which more threads than one only wait for each other; the seconds would tell of that.
 TINY = 64 << 20
 PACKAGES = ("torch", "xllamacpp", "tokenizers", "numpy")

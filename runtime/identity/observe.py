@@ -13,6 +13,9 @@ from nextn.runtime.engines.engine import Asked, Continuation, Engine, Outcome
 from nextn.runtime.engines.sound import sound
 from nextn.runtime.identity.prompts import TOGETHER, Prompt
 
+# Rows that a draft needs beyond the text: llama.cpp cuts drafts so far short of its context.
+SPARE = 2
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -99,8 +102,7 @@ def _told(outcome: Outcome, prompts: Sequence[Prompt], n_max: int, order: str, t
 def _check_room(engine: Engine, prompts: Sequence[Prompt], settings: Settings) -> None:
     if engine.context is None:
         return
-    # llama.cpp cuts drafts two rows short of its context.
-    room = engine.context - settings.n_predict - max(settings.n_max) - 2
+    room = engine.context - settings.n_predict - max(settings.n_max) - SPARE
     for prompt in prompts:
         if len(prompt.tokens) > room:
             message = f"has {len(prompt.tokens)} tokens; a context of {engine.context} has room for {max(room, 0)}"

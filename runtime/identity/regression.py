@@ -8,6 +8,7 @@ from typing import Any
 
 from nextn.runtime.identity.acceptance import SIGMAS, drop
 from nextn.runtime.identity.certificate import AggregateRecord, Certificate, RunRecord
+from nextn.runtime.identity.strayed import first_difference
 from nextn.validators.findings import Findings, Severity
 
 # A speed below this part of the earlier one is told.
@@ -148,11 +149,8 @@ def _compare_streams(now: Certificate, before: Certificate, prompts: set[str], f
 
 def _parting(now: Sequence[int], before: Sequence[int], as_long: bool) -> int | None:
     """The first place at which two texts differ; texts that were asked for in other lengths may end anywhere."""
-    common = min(len(now), len(before))
-    for place in range(common):
-        if now[place] != before[place]:
-            return place
-    return common if as_long and len(now) != len(before) else None
+    place = first_difference(now, before)
+    return None if place == min(len(now), len(before)) and not as_long else place
 
 
 def _plain(runs: Sequence[RunRecord]) -> Mapping[str, dict[str, tuple[int, ...]]]:
