@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -46,6 +46,8 @@ NOT_MINDED = frozenset(
 TOKENIZER = "tokenizer."
 INTERPRETED = "TRITON_INTERPRET"
 FLOAT_BYTES = 4
+# Bytes of files up to which more threads than one only wait for each other.
+TINY = 64 << 20
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
@@ -75,6 +77,12 @@ class Pair:
             told = f"{counted(len(decoded), 'tensor')} of {types}, which these kernels do not read packed"
             notes.append(f"decoded once, and kept: {told}: {amount:.3g} GB")
         return notes
+
+
+def fit_threads(files: Iterable[Path]) -> None:
+    """Compute with one thread when the files of a model are tiny; else with as many as before."""
+    if sum(path.stat().st_size for path in files) <= TINY:
+        use_threads(1)
 
 
 def use_threads(count: int) -> None:

@@ -117,11 +117,11 @@ def _check(asked: dict[str, Any]) -> None:
 def _loaded(model: Path, draft: Path | None, asked: dict[str, Any]) -> Pair:
     """The model with its heads, unless drafts are not wanted. InputError without the runtime's packages."""
     try:
-        from nextn.runtime.load import load_pair
+        from nextn.runtime.load import fit_threads, load_pair
     except ModuleNotFoundError as error:
         message = f"the reference runtime needs {error.name}, which is not installed"
         raise InputError("runtime-missing", message, remedy="pip install 'nextn[runtime]'") from error
-    return load_pair(
+    pair = load_pair(
         model,
         draft,
         dtype=asked["dtype"],
@@ -130,6 +130,8 @@ def _loaded(model: Path, draft: Path | None, asked: dict[str, Any]) -> Pair:
         flat=asked["hnorm"] == "flat",
         kernels=asked["kernels"],
     )
+    fit_threads({path for weights in pair.weights for path in weights.file.paths})
+    return pair
 
 
 def _speculator(pair: Pair, asked: dict[str, Any], stream: Stream | None) -> Speculator:

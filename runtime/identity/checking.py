@@ -25,13 +25,11 @@ from nextn.runtime.identity.checklist import checklist
 from nextn.runtime.identity.observe import SPARE, Settings
 from nextn.runtime.identity.prompts import Prompt, default_prompts
 from nextn.runtime.identity.rescore import Rescorer
-from nextn.runtime.load import Pair, load_pair, use_threads
+from nextn.runtime.load import Pair, fit_threads, load_pair
 from nextn.runtime.prompts import read_prompts
 from nextn.runtime.text import Text
 
 OWN = "own"  # the category of prompts of one's own
-# Bytes of files up to which more threads than one only wait for each other; the seconds would tell of that.
-TINY = 64 << 20
 PACKAGES = ("torch", "xllamacpp", "tokenizers", "numpy")
 
 
@@ -64,8 +62,7 @@ class Files:
         self.draft = open_gguf(wanted.draft) if wanted.draft else None
         self.text = Text(self.model.contents)
         self._stamps = self._stamped()
-        if sum(size for size, *_ in self._stamps) <= TINY:
-            use_threads(1)
+        fit_threads(self.paths)
 
     @property
     def paths(self) -> tuple[Path, ...]:
