@@ -50,7 +50,7 @@ ROOT = Path(__file__).parents[1]
 TOY = INTERPRETED
 ROWS = (1, 2) if TOY else (1, 2, 3, 4)
 OUTPUTS, WIDTH = (8, 256) if TOY else (11264, 4096)
-TYPES = ["Q8_0", "IQ4_XS"] if TOY else ["BF16", "Q8_0", "Q4_K", "IQ4_XS"]
+TYPES = ["Q8_0", "Q4_0"] if TOY else ["BF16", "Q8_0", "Q4_K", "IQ4_XS"]
 # How a prompt begins that drafts are measured behind, and the most tokens of a draft.
 READ, DRAFTED = (2, 1) if TOY else (16, 3)
 # More than any cache holds.

@@ -32,18 +32,18 @@ def widths(*, toy: bool, layers: int) -> Step35:
     heads = 1 if toy else 3
     blocks = layers + heads
     slides = tuple(i % 4 != 0 or i >= layers for i in range(blocks))
-    full, sliding, kv = (4, 8, 2) if toy else (64, 96, 8)
+    full, sliding, kv = (2, 4, 2) if toy else (64, 96, 8)
     return Step35(
         trunk_blocks=layers,
         nextn_blocks=heads,
         vocab_size=64 if toy else 128896,
         context_length=4096,
-        embedding_length=256 if toy else 4096,
-        feed_forward_length=512 if toy else 11264,
+        embedding_length=64 if toy else 4096,
+        feed_forward_length=64 if toy else 11264,
         attention_head_count=tuple(sliding if slid else full for slid in slides),
         attention_head_count_kv=(kv,) * blocks,
-        attention_key_length=64 if toy else 128,
-        attention_value_length=64 if toy else 128,
+        attention_key_length=32 if toy else 128,
+        attention_value_length=32 if toy else 128,
         attention_layer_norm_rms_epsilon=1e-5,
         attention_sliding_window=4 if toy else 512,
         attention_sliding_window_pattern=slides,
@@ -54,8 +54,8 @@ def widths(*, toy: bool, layers: int) -> Step35:
         expert_gating_func=2,
         expert_count=6 if toy else 288,
         expert_used_count=2 if toy else 8,
-        expert_feed_forward_length=256 if toy else 1280,
-        expert_shared_feed_forward_length=256 if toy else 1280,
+        expert_feed_forward_length=64 if toy else 1280,
+        expert_shared_feed_forward_length=64 if toy else 1280,
         expert_weights_scale=3.0,
         expert_weights_norm=True,
         leading_dense_block_count=1,

@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from nextn.kernels.triton.builds import BUILDS
-from nextn.kernels.triton.launch import Build
+from nextn.kernels.triton.launch import OPTIONS, Build
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
@@ -27,7 +27,7 @@ CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 def compiled(build: Build, capability: int) -> dict[str, object]:
     """What a build takes of a GPU of a compute capability such as 90, and the layouts in which its threads sum."""
     source = ASTSource(build.kernel, build.signature, dict(build.constants))
-    options = {"num_warps": build.warps, "enable_fp_fusion": False}
+    options = {"num_warps": build.warps, **OPTIONS}
     result = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(result.asm["cubin"])
@@ -55,15 +55,21 @@ def _is_plain(parameter: Any) -> bool:
 
 
 def _summed(ttgir: str) -> list[str]:
-    """The layout of what each reduction is of, and along which dimension it is."""
+    """The layouts of products of tiles, and of what reductions are of, and along which dimension they are."""
     named = dict(re.findall(r"^(#\w+) = (#ttg\.\S.*)$", ttgir, re.MULTILINE))
+    products = [("product", type_) for type_ in re.findall(r"tt\.dot .* -> (tensor<.*>)", ttgir)]
     sums = re.findall(r"tt\.reduce\"\(.*?<\{axis = (\d+).*?\}\) : \((.*?)\) ->", ttgir, re.DOTALL)
-    # A type such as tensor<4x8x128xf32, #blocked>: rows are not told apart, for their number is what differs.
-    layouts = (re.search(r"(#.*)>$", type_) for _, type_ in sums)
-    return [
-        f"{axis} of {re.sub(r'#[a-z]+[0-9]*', lambda name: named.get(name[0], name[0]), layout[1] if layout else '')}"
-        for (axis, _), layout in zip(sums, layouts, strict=True)
-    ]
+    return sorted({f"{what} of {_layout(type_, named)}" for what, type_ in (*products, *sums)})
+
+
+def _layout(type_: str, named: dict[str, str]) -> str:
+    """How the values of a type such as tensor<4x8x128xf32, #blocked> lie among threads.
+
+    What lies in the registers of one thread is not told: the rows do, whose number is what differs.
+    """
+    found = re.search(r"(#.*)>$", type_)
+    layout = re.sub(r"#[a-z]+[0-9]*", lambda name: named.get(name[0], name[0]), found[1] if found else "")
+    return re.sub(r"register = \[.*?\], (?=lane)", "", layout)
 
 
 if __name__ == "__main__":

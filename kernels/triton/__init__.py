@@ -7,6 +7,7 @@ from nextn.kernels.triton.attention import Attention
 from nextn.kernels.triton.blocks import FORMATS
 from nextn.kernels.triton.elementwise import Elementwise
 from nextn.kernels.triton.norms import Norms
+from nextn.kernels.triton.plain_products import PLAIN
 from nextn.kernels.triton.pools import Pools
 from nextn.kernels.triton.products import Products
 from nextn.kernels.triton.recurrent import Recurrent
@@ -30,4 +31,4 @@ class TritonOperations(
 ):
     """Every operation; those without a kernel by their definition."""
 
-    packed_types = frozenset(FORMATS)
+    packed_types = frozenset((*PLAIN, *FORMATS))

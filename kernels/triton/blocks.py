@@ -1,9 +1,13 @@
-"""How values of ggml's types lie in their blocks, for kernels: one function a type.
+"""How values of ggml's types lie in their blocks, for the matrix units: one function a type.
 
-A row is read in words: a thread takes one at a time, as wide as the block's layout lets it be aligned, with the values
-that are in it. A function gets the address of each word's block, the word's number in the block, and whether it is
-there; it gives the values, and the columns in the block that they are of: a pair of tuples. Of words that are not there
-all values are zeros.
+Four threads read a row together. A block has its columns in runs of 16: thread t has columns 4 t .. 4 t + 3 of each,
+the low or high bits of four bytes that lie together in most types. It gives them as small integers, two a word of 32
+bits, in the halves where bits of float16 are: (4 t, 4 t + 2), (4 t + 1, 4 t + 3). As float16 such an integer is
+subnormal and stands for itself by 2^-24, with no conversion; those that lie higher in their bytes are left there, and
+their scale is smaller for it.
+
+A function gets the addresses of blocks and the number t; it gives the groups of a block in the order of their columns,
+each with its words, a scale and an offset: values are scale * integer + offset. A group has one or two runs.
 
 Source of the layouts: ggml-common.h and ggml-quants.c of llama.cpp b11549, which the gguf package's `quants` follows.
 """
@@ -11,342 +15,359 @@ Source of the layouts: ggml-common.h and ggml-quants.c of llama.cpp b11549, whic
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
-# Small integers become floats as the last bits of 2^23, one operation less busy than a conversion.
+from nextn.kernels.triton.functions import permuted_bytes
+
+RUN = 16
+# A byte becomes a float as the last bits of 2^23.
 MAGIC = tl.constexpr(0x4B000000)
 MAGIC_FLOAT = tl.constexpr(8388608.0)
-# What four bits stand for: `kvalues_iq4nl`, and twice the values of MXFP4, `kvalues_mxfp4`.
+# The first bit of each byte, of each half.
+SIGNS = tl.constexpr(0x80808080 - (1 << 32))
+HALF_SIGNS = tl.constexpr(0x80008000 - (1 << 32))
+# What four bits stand for in IQ4_NL and IQ4_XS, `kvalues_iq4nl`, and 128 more, which no sign is needed for.
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+IQ4 = tuple(
+    tl.constexpr(int.from_bytes(bytes(value + 128 for value in IQ4_VALUES[i : i + 4]), "little", signed=True))
+    for i in range(0, 16, 4)
+)
+IQ4_0, IQ4_1, IQ4_2, IQ4_3 = IQ4
 
 
 @triton.jit
-def _byte(blocks: tl.tensor, offset: tl.tensor, there: tl.tensor) -> tl.tensor:
-    return tl.load(blocks + offset, mask=there, other=0).to(tl.int32)
+def _two(blocks: tl.tensor, offset: tl.tensor) -> tl.tensor:
+    return tl.load((blocks + offset).to(tl.pointer_type(tl.uint16))).to(tl.int32)
 
 
 @triton.jit
-def _two(blocks: tl.tensor, offset: tl.tensor, there: tl.tensor) -> tl.tensor:
-    return tl.load((blocks + offset).to(tl.pointer_type(tl.uint16)), mask=there, other=0).to(tl.int32)
+def _four(blocks: tl.tensor, offset: tl.tensor) -> tl.tensor:
+    return tl.load((blocks + offset).to(tl.pointer_type(tl.int32)))
 
 
 @triton.jit
-def _four(blocks: tl.tensor, offset: tl.tensor, there: tl.tensor) -> tl.tensor:
-    return tl.load((blocks + offset).to(tl.pointer_type(tl.int32)), mask=there, other=0)
+def _twos(blocks: tl.tensor, offset: tl.tensor) -> tl.tensor:
+    """Four bytes that begin at an even address."""
+    return _two(blocks, offset) | _two(blocks, offset + 2) << 16
 
 
 @triton.jit
-def _eight(blocks: tl.tensor, there: tl.tensor) -> tl.tensor:
-    return tl.load(blocks.to(tl.pointer_type(tl.int64)), mask=there, other=0)
+def _bytes(blocks: tl.tensor, offset: tl.tensor) -> tl.tensor:
+    """Four bytes that begin anywhere, from the two words that have them: bytes alone would be a load each."""
+    address = (blocks + offset).to(tl.int64)
+    behind = (address & 3).to(tl.int32)
+    first = (address - behind).to(tl.pointer_type(tl.int32))
+    # A word without a byte of the four, which may be nobody's, is not read.
+    return permuted_bytes(tl.load(first), tl.load(first + (behind + 3) // 4), 0x3210 + 0x1111 * behind)
 
 
 @triton.jit
-def _half(blocks: tl.tensor, offset: tl.tensor, there: tl.tensor) -> tl.tensor:
-    return tl.load((blocks + offset).to(tl.pointer_type(tl.float16)), mask=there, other=0.0).to(tl.float32)
+def _eight(blocks: tl.tensor, offset: tl.tensor) -> tl.tuple:
+    """Eight bytes as two words."""
+    word = tl.load((blocks + offset).to(tl.pointer_type(tl.int64)))
+    return word.to(tl.int32), (word >> 32).to(tl.int32)
 
 
 @triton.jit
-def _float(small: tl.tensor, less: tl.constexpr = 0) -> tl.tensor:
-    """A small integer, and some number less than it."""
-    return (small | MAGIC).to(tl.float32, bitcast=True) - (MAGIC_FLOAT + less)
+def _half(word: tl.tensor) -> tl.tensor:
+    """The first two bytes of a word, a float16."""
+    return word.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
-def f32(blocks: tl.tensor, word: tl.tensor, there: tl.tensor, table: tl.tensor) -> tl.tuple:
-    """One value."""
-    return (_four(blocks, 0, there).to(tl.float32, bitcast=True),), (word,)
+def _d(blocks: tl.tensor, offset: tl.tensor) -> tl.tensor:
+    return tl.load((blocks + offset).to(tl.pointer_type(tl.float16))).to(tl.float32)
 
 
 @triton.jit
-def f16(blocks: tl.tensor, word: tl.tensor, there: tl.tensor, table: tl.tensor) -> tl.tuple:
-    """Four values a word."""
-    four = _eight(blocks, there)
-    values = ()
-    for p in tl.static_range(4):
-        values = values + ((four >> 16 * p).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32),)
-    return values, (word, word + 1, word + 2, word + 3)
+def _times(d: tl.tensor, bytes_: tl.tensor, place: tl.constexpr) -> tl.tensor:
+    """d, of 11 bits, times one of four bytes: exact, and an operation less than a conversion and a product."""
+    return tl.fma(permuted_bytes(bytes_, MAGIC, 0x7650 + place).to(tl.float32, bitcast=True), d, -MAGIC_FLOAT * d)
 
 
 @triton.jit
-def bf16(blocks: tl.tensor, word: tl.tensor, there: tl.tensor, table: tl.tensor) -> tl.tuple:
-    """Four values a word: the first halves of float32."""
-    four = _eight(blocks, there)
-    values = ()
-    for p in tl.static_range(4):
-        values = values + (((four >> 16 * p).to(tl.int32) << 16).to(tl.float32, bitcast=True),)
-    return values, (word, word + 1, word + 2, word + 3)
+def _moved(word: tl.tensor, by: tl.constexpr) -> tl.tensor:
+    """Bits further left, or right if `by` is negative."""
+    return word << by if by >= 0 else word >> -by
 
 
 @triton.jit
-def q8_0(blocks: tl.tensor, word: tl.tensor, there: tl.tensor, table: tl.tensor) -> tl.tuple:
-    """d; 32 signed bytes, eight a word."""
-    d = _half(blocks, 0, there)
-    values = ()
-    columns = ()
-    for pair in tl.static_range(4):
-        # Signed bytes are unsigned ones less 128 when their first bit is turned.
-        q = _two(blocks, 2 + 8 * word + 2 * pair, there) ^ 0x8080
-        values = values + (d * _float(q & 0xFF, 128), d * _float(q >> 8, 128))
-        columns = columns + (8 * word + 2 * pair, 8 * word + 2 * pair + 1)
-    return values, columns
+def _words(bytes_: tl.tensor, bits: tl.constexpr, right: tl.constexpr = 0) -> tl.tuple:
+    """Those bits of each of four bytes that `bits` has in both halves, behind a move to the right."""
+    return bytes_ >> right & bits, bytes_ >> (8 + right) & bits
 
 
 @triton.jit
-def q4_0(blocks: tl.tensor, word: tl.tensor, there: tl.tensor, table: tl.tensor) -> tl.tuple:
-    """d; 16 bytes of a low and a high half, which are 16 columns apart: four a word."""
-    d = _half(blocks, 0, there)
-    values = ()
-    columns = ()
-    for pair in tl.static_range(2):
-        q = _two(blocks, 2 + 4 * word + 2 * pair, there)
-        for p in tl.static_range(4):
-            values = values + (d * _float((q >> 4 * p) & 0xF, 8),)
-            columns = columns + (4 * word + 2 * pair + p // 2 + p % 2 * 16,)
-    return values, columns
+def q8_0(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
+    """d; 32 signed bytes, which are unsigned ones less 128 when their first bit is turned."""
+    ours = blocks + 4 * t
+    d = _d(blocks, 0)
+    words = ()
+    for run in tl.static_range(2):
+        words = words + _words(_twos(ours, 2 + 16 * run) ^ SIGNS, 0x00FF00FF)
+    return ((words, d, -128 * d),)
 
 
 @triton.jit
-def q4_1(blocks: tl.tensor, word: tl.tensor, there: tl.tensor, table: tl.tensor) -> tl.tuple:
-    """d, m; 16 bytes as in Q4_0: four a word."""
-    d, m = _half(blocks, 0, there), _half(blocks, 2, there)
-    q = _four(blocks, 4 + 4 * word, there)
-    values = ()
-    columns = ()
-    for p in tl.static_range(8):
-        values = values + (tl.fma(_float((q >> 4 * p) & 0xF), d, m),)
-        columns = columns + (4 * word + p // 2 + p % 2 * 16,)
-    return values, columns
+def q4_0(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
+    """d; 16 bytes of a low and a high half, which are 16 columns apart."""
+    ours = blocks + 4 * t
+    d = _d(blocks, 0)
+    q = _twos(ours, 2)
+    return ((_words(q, 0x000F000F) + _words(q, 0x000F000F, 4), d, -8 * d),)
 
 
 @triton.jit
-def q5_0(blocks: tl.tensor, word: tl.tensor, there: tl.tensor, table: tl.tensor) -> tl.tuple:
-    """d; the fifth bits of 32 columns; 16 bytes as in Q4_0: two a word."""
-    d = _half(blocks, 0, there)
-    fifth = _two(blocks, 2, there) | _two(blocks, 4, there) << 16
-    q = _two(blocks, 6 + 2 * word, there)
-    values = ()
-    columns = ()
-    for p in tl.static_range(4):
-        column = 2 * word + p // 2 + p % 2 * 16
-        values = values + (d * _float((q >> 4 * p) & 0xF | (fifth >> column & 1) << 4, 16),)
-        columns = columns + (column,)
-    return values, columns
+def q4_1(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
+    """d, m; 16 bytes as in Q4_0."""
+    ours = blocks + 4 * t
+    dm = _four(blocks, 0)
+    q = _four(ours, 4)
+    return ((_words(q, 0x000F000F) + _words(q, 0x000F000F, 4), _half(dm), _half(dm >> 16)),)
 
 
 @triton.jit
-def q5_1(blocks: tl.tensor, word: tl.tensor, there: tl.tensor, table: tl.tensor) -> tl.tuple:
-    """d, m; the fifth bits of 32 columns; 16 bytes as in Q4_0: four a word."""
-    d, m = _half(blocks, 0, there), _half(blocks, 2, there)
-    fifth = _four(blocks, 4, there)
-    q = _four(blocks, 8 + 4 * word, there)
-    values = ()
-    columns = ()
-    for p in tl.static_range(8):
-        column = 4 * word + p // 2 + p % 2 * 16
-        values = values + (tl.fma(_float((q >> 4 * p) & 0xF | (fifth >> column & 1) << 4), d, m),)
-        columns = columns + (column,)
-    return values, columns
+def _five_bits(q: tl.tensor, fifth: tl.tensor, t: tl.tensor) -> tl.tuple:
+    """Bytes as in Q4_0, and the fifth bits of 32 columns."""
+    words = ()
+    for run in tl.static_range(2):
+        four = _words(q, 0x000F000F, 4 * run)
+        for c in tl.static_range(2):
+            bits = fifth >> 4 * t >> 16 * run + c
+            words = words + (four[c] | bits << 4 & 0x10 | bits << 18 & 0x100000,)
+    return words
 
 
 @triton.jit
-def iq4_nl(blocks: tl.tensor, word: tl.tensor, there: tl.tensor, table: tl.tensor) -> tl.tuple:
-    """d; 16 bytes as in Q4_0, of places in a table: two a word."""
-    d = _half(blocks, 0, there)
-    q = _two(blocks, 2 + 2 * word, there)
-    values = ()
-    columns = ()
-    for p in tl.static_range(4):
-        values = values + (d * tl.load(table + ((q >> 4 * p) & 0xF)),)
-        columns = columns + (2 * word + p // 2 + p % 2 * 16,)
-    return values, columns
+def q5_0(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
+    """d; the fifth bits of 32 columns; 16 bytes as in Q4_0."""
+    ours = blocks + 4 * t
+    d = _d(blocks, 0)
+    words = _five_bits(_twos(ours, 6), _twos(blocks, 2), t)
+    return ((words, d, -16 * d),)
 
 
 @triton.jit
-def mxfp4(blocks: tl.tensor, word: tl.tensor, there: tl.tensor, table: tl.tensor) -> tl.tuple:
-    """An exponent; 16 bytes as in Q4_0, of places in a table: one a word."""
-    e = _byte(blocks, 0, there)
-    # 2^(e - 128), for the values are doubled; the two smallest are subnormal.
-    d = tl.where(e < 2, 0x00200000 << e, (e - 1) << 23).to(tl.float32, bitcast=True)
-    q = _byte(blocks, 1 + word, there)
-    values = ()
-    columns = ()
-    for p in tl.static_range(2):
-        values = values + (d * tl.load(table + ((q >> 4 * p) & 0xF)),)
-        columns = columns + (word + 16 * p,)
-    return values, columns
+def q5_1(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
+    """d, m; the fifth bits of 32 columns; 16 bytes as in Q4_0."""
+    ours = blocks + 4 * t
+    dm = _four(blocks, 0)
+    words = _five_bits(_four(ours, 8), _four(blocks, 4), t)
+    return ((words, _half(dm), _half(dm >> 16)),)
 
 
 @triton.jit
-def q2_k(blocks: tl.tensor, word: tl.tensor, there: tl.tensor, table: tl.tensor) -> tl.tuple:
-    """16 scales with minima, of 16 columns each; 64 bytes of four columns that are 32 apart: four a word; d, dmin."""
-    d, dmin = _half(blocks, 80, there), _half(blocks, 82, there)
-    q = _four(blocks, 16 + 4 * word, there)
-    # Of each 128 columns 32 bytes, each half of which has scales of its own.
-    first = word // 8 * 128 + word % 8 * 4
-    values = ()
-    columns = ()
-    for quarter in tl.static_range(4):
-        scale = _byte(blocks, first // 16 + 2 * quarter, there)
-        dl, ml = d * _float(scale & 0xF), -dmin * _float(scale >> 4)
-        for byte in tl.static_range(4):
-            values = values + (tl.fma(_float((q >> 8 * byte + 2 * quarter) & 3), dl, ml),)
-            columns = columns + (first + 32 * quarter + byte,)
-    return values, columns
+def _iq4(q: tl.tensor) -> tl.tuple:
+    """Bytes as in Q4_0, of places in the table."""
+    # Bytes 0, 2, 1, 3: what the halves choose lies as `_words` has it.
+    q = permuted_bytes(q, q, 0x3120)
+    # Three bits choose a byte of each half of the table, and the fourth one of those two.
+    place, half = q & 0x77777777, q >> 1 & 0x44444444 | 0x32103210
+    low, high = (), ()
+    for c in tl.static_range(2):
+        first = permuted_bytes(IQ4_0, IQ4_1, place >> 16 * c)
+        chosen = permuted_bytes(first, permuted_bytes(IQ4_2, IQ4_3, place >> 16 * c), half >> 16 * c)
+        low, high = low + (chosen & 0x00FF00FF,), high + (chosen >> 8 & 0x00FF00FF,)
+    return low + high
 
 
 @triton.jit
-def q3_k(blocks: tl.tensor, word: tl.tensor, there: tl.tensor, table: tl.tensor) -> tl.tuple:
-    """The third bits of 256 columns; 64 bytes as in Q2_K: two a word; 16 scales of six bits, of 16 columns each; d."""
-    d = _half(blocks, 108, there)
-    q = _two(blocks, 32 + 2 * word, there)
-    # A byte of third bits has those of the columns that are 32 apart.
-    third = _two(blocks, word % 16 * 2, there) >> word // 16 * 4
-    first = word // 16 * 128 + word % 16 * 2
-    values = ()
-    columns = ()
-    for quarter in tl.static_range(4):
-        group = first // 16 + 2 * quarter
-        low = _byte(blocks, 96 + group % 8, there) >> group // 8 * 4
-        high = _byte(blocks, 104 + group % 4, there) >> group // 4 * 2
-        dl = d * _float(low & 0xF | (high & 3) << 4, 32)
-        for byte in tl.static_range(2):
-            two, one = q >> 8 * byte + 2 * quarter, third >> 8 * byte + quarter
-            values = values + (dl * _float(two & 3 | (one & 1) << 2, 4),)
-            columns = columns + (first + 32 * quarter + byte,)
-    return values, columns
+def iq4_nl(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
+    """d; 16 bytes as in Q4_0, of places in a table."""
+    ours = blocks + 4 * t
+    d = _d(blocks, 0)
+    return ((_iq4(_twos(ours, 2)), d, -128 * d),)
 
 
 @triton.jit
-def _scales(blocks: tl.tensor, pair: tl.tensor, there: tl.tensor) -> tl.tuple:
-    """Scales and minima of the two groups of 32 columns in one of a block's four pairs: d and dmin are in them."""
-    d, dmin = _half(blocks, 0, there), _half(blocks, 2, there)
-    # Six bits each. Those of the last two pairs are in four bits of the last bytes, and in the first two of the others.
-    place = pair % 2 * 16
-    scales, minima = _four(blocks, 4, there) >> place, _four(blocks, 8, there) >> place
-    last, late = _four(blocks, 12, there) >> place, pair >= 2
-    scales = tl.where(late, last & 0x0F0F | (scales & 0xC0C0) >> 2, scales & 0x3F3F)
-    minima = tl.where(late, (last & 0xF0F0) >> 4 | (minima & 0xC0C0) >> 2, minima & 0x3F3F)
-    return (
-        (d * _float(scales & 0xFF), d * _float(scales >> 8)),
-        (-dmin * _float(minima & 0xFF), -dmin * _float(minima >> 8)),
-    )
+def mxfp4(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
+    """An exponent; 16 bytes as in Q4_0, of floats of four bits."""
+    ours = blocks + 4 * t
+    e = _bytes(blocks, 0) & 0xFF
+    # 2^(e - 127), and 2^-10 for what follows; the smallest are subnormal.
+    d = tl.where(e > 10, e - 10 << 23, 1 << tl.minimum(e, 10) + 12).to(tl.float32, bitcast=True)
+    q = _bytes(ours, 1)
+    words = ()
+    for run in tl.static_range(2):
+        for c in tl.static_range(2):
+            # Sign, two bits of exponent and one behind the point: as float16 they stand for 2^-14 of what they are.
+            bits = q >> 8 * c << 9 - 4 * run
+            words = words + (bits & 0x0E000E00 | bits << 3 & HALF_SIGNS,)
+    return ((words, d, 0 * d),)
 
 
 @triton.jit
-def q4_k(blocks: tl.tensor, word: tl.tensor, there: tl.tensor, table: tl.tensor) -> tl.tuple:
-    """d, dmin; eight scales and minima; 128 bytes of two columns that are 32 apart: eight a word."""
-    scales, minima = _scales(blocks, word // 4, there)
-    eight = _eight(blocks + 16 + 8 * word, there)
-    first = word // 4 * 64 + word % 4 * 8
-    values = ()
-    columns = ()
+def q2_k(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
+    """16 scales with minima, of 16 columns each; 64 bytes of four columns that are 32 apart; d, dmin."""
+    ours = blocks + 4 * t
+    both = _four(blocks, 80)
+    d, less = _half(both), -_half(both >> 16)
+    groups = ()
     for half in tl.static_range(2):
-        q = (eight >> 32 * half).to(tl.int32)
-        for p in tl.static_range(8):
-            values = values + (tl.fma(_float((q >> 4 * p) & 0xF), scales[p % 2], minima[p % 2]),)
-            columns = columns + (first + half * 4 + p // 2 + p % 2 * 32,)
-    return values, columns
+        for quarter in tl.static_range(4):
+            scales = _four(blocks, 8 * half + quarter // 2 * 4)
+            for run in tl.static_range(2):
+                # Of each 128 columns 32 bytes.
+                words = _words(_four(ours, 16 + 32 * half + 16 * run), 0x00030003 << 2 * quarter)
+                scale = _times(0.25**quarter * d, scales & 0x0F0F0F0F, quarter % 2 * 2 + run)
+                minimum = _times(less, scales >> 4 & 0x0F0F0F0F, quarter % 2 * 2 + run)
+                groups = groups + ((words, scale, minimum),)
+    return groups
 
 
 @triton.jit
-def q5_k(blocks: tl.tensor, word: tl.tensor, there: tl.tensor, table: tl.tensor) -> tl.tuple:
-    """d, dmin; eight scales and minima; 32 bytes of fifth bits; 128 bytes as in Q4_K: four a word."""
-    pair = word // 8
-    scales, minima = _scales(blocks, pair, there)
-    # A byte of fifth bits has those of the columns that are 32 apart.
-    fifth = _four(blocks, 16 + word % 8 * 4, there) >> 2 * pair
-    q = _four(blocks, 48 + 4 * word, there)
-    first = pair * 64 + word % 8 * 4
-    values = ()
-    columns = ()
-    for p in tl.static_range(8):
-        five = (q >> 4 * p) & 0xF | (fifth >> p // 2 * 8 + p % 2 & 1) << 4
-        values = values + (tl.fma(_float(five), scales[p % 2], minima[p % 2]),)
-        columns = columns + (first + p // 2 + p % 2 * 32,)
-    return values, columns
-
-
-@triton.jit
-def q6_k(blocks: tl.tensor, word: tl.tensor, there: tl.tensor, table: tl.tensor) -> tl.tuple:
-    """128 bytes of two columns that are 64 apart: two a word; 64 bytes of two more bits; 16 scales of 16 columns; d."""
-    d = _half(blocks, 208, there)
-    q = _two(blocks, 2 * word, there)
-    # A byte of the two higher bits has those of four columns that are 32 apart.
-    first = word // 32 * 128 + word % 32 * 2
-    high = _two(blocks, 128 + word // 32 * 32 + word % 16 * 2, there) >> word % 32 // 16 * 2
-    values = ()
-    columns = ()
+def q3_k(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
+    """The third bits of 256 columns; 64 bytes as in Q2_K; 16 scales of six bits, of 16 columns each; d."""
+    ours = blocks + 4 * t
+    d = _d(blocks, 108)
+    third, q, low, scales = (), (), (), ()
+    for word in tl.static_range(2):
+        third, low = third + (_twos(ours, 16 * word),), low + (_twos(blocks, 96 + 4 * word),)
+    for word in tl.static_range(4):
+        q = q + (_twos(ours, 32 + 16 * word),)
+        high = _twos(blocks, 104) >> 2 * word & 0x03030303
+        scales = scales + (low[word % 2] >> word // 2 * 4 & 0x0F0F0F0F | high << 4,)
+    groups = ()
     for half in tl.static_range(2):
-        scale = _byte(blocks, 192 + first // 16 + 4 * half, there) ^ 0x80
-        dl = d * _float(scale, 128)
-        for byte in tl.static_range(2):
-            six = (q >> 8 * byte + 4 * half) & 0xF | ((high >> 8 * byte + 4 * half) & 3) << 4
-            values = values + (dl * _float(six, 32),)
-            columns = columns + (first + 64 * half + byte,)
-    return values, columns
+        for quarter in tl.static_range(4):
+            for run in tl.static_range(2):
+                two = _words(q[2 * half + run], 0x00030003 << 2 * quarter)
+                words = ()
+                for c in tl.static_range(2):
+                    # A byte of third bits has those of the columns that are 32 apart.
+                    one = _moved(third[run] >> 8 * c, quarter + 2 - 4 * half) & 0x00040004 << 2 * quarter
+                    words = words + (two[c] | one,)
+                scale = _times(d, scales[2 * half + quarter // 2], quarter % 2 * 2 + run) - 32 * d
+                groups = groups + ((words, 0.25**quarter * scale, -4 * scale),)
+    return groups
 
 
 @triton.jit
-def iq4_xs(blocks: tl.tensor, word: tl.tensor, there: tl.tensor, table: tl.tensor) -> tl.tuple:
-    """d; eight scales of six bits; for each 32 columns 16 bytes as in Q4_0, of places in a table: eight a word."""
-    d = _half(blocks, 0, there)
-    group = word // 2
-    high = _two(blocks, 2, there) >> 2 * group
-    low = _byte(blocks, 4 + group // 2, there) >> group % 2 * 4
-    dl = d * _float(low & 0xF | (high & 3) << 4, 32)
-    eight = _eight(blocks + 8 + 8 * word, there)
-    values = ()
-    columns = ()
+def _eight_groups(blocks: tl.tensor) -> tl.tuple:
+    """d, dmin; eight scales and eight minima of six bits: for each group of 32 columns its scale and offset.
+
+    Integers of every other group lie four bits higher.
+    """
+    both, scales = _eight(blocks, 0)
+    minima, last = _eight(blocks, 8)
+    d, less = _half(both), -_half(both >> 16)
+    # Those of the last four groups are in four bits of the last bytes, and in the first two of the others.
+    all_scales = scales & 0x3F3F3F3F, last & 0x0F0F0F0F | scales >> 2 & 0x30303030
+    all_minima = minima & 0x3F3F3F3F, last >> 4 & 0x0F0F0F0F | minima >> 2 & 0x30303030
+    groups = ()
+    for i in tl.static_range(8):
+        scale = _times(0.0625 ** (i % 2) * d, all_scales[i // 4], i % 4)
+        groups = groups + ((scale, _times(less, all_minima[i // 4], i % 4)),)
+    return groups
+
+
+@triton.jit
+def q4_k(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
+    """Eight groups; 128 bytes of two columns that are 32 apart."""
+    ours = blocks + 4 * t
+    scales = _eight_groups(blocks)
+    groups = ()
+    for i in tl.static_range(8):
+        words = ()
+        for run in tl.static_range(2):
+            words = words + _words(_four(ours, 16 + i // 2 * 32 + 16 * run), 0x000F000F << i % 2 * 4)
+        groups = groups + ((words, scales[i][0], scales[i][1]),)
+    return groups
+
+
+@triton.jit
+def q5_k(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
+    """Eight groups; 32 bytes of fifth bits; 128 bytes as in Q4_K."""
+    ours = blocks + 4 * t
+    scales = _eight_groups(blocks)
+    groups = ()
+    for i in tl.static_range(8):
+        words = ()
+        for run in tl.static_range(2):
+            four = _words(_four(ours, 48 + i // 2 * 32 + 16 * run), 0x000F000F << i % 2 * 4)
+            # A byte of fifth bits has those of the columns that are 32 apart.
+            fifth = _four(ours, 16 + 16 * run)
+            for c in tl.static_range(2):
+                one = _moved(fifth >> 8 * c, 4 + i % 2 * 4 - i) & 0x00100010 << i % 2 * 4
+                words = words + (four[c] | one,)
+        groups = groups + ((words, scales[i][0], scales[i][1]),)
+    return groups
+
+
+@triton.jit
+def q6_k(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
+    """128 bytes of two columns that are 64 apart; 64 bytes of two more bits; 16 scales of 16 columns; d."""
+    ours = blocks + 4 * t
+    d = _d(blocks, 208)
+    groups = ()
     for half in tl.static_range(2):
-        q = (eight >> 32 * half).to(tl.int32)
-        for p in tl.static_range(8):
-            values = values + (dl * tl.load(table + ((q >> 4 * p) & 0xF)),)
-            columns = columns + (group * 32 + word % 2 * 8 + half * 4 + p // 2 + p % 2 * 16,)
-    return values, columns
+        for quarter in tl.static_range(4):
+            for run in tl.static_range(2):
+                q = _twos(ours, 64 * half + quarter % 2 * 32 + 16 * run)
+                # A byte of the two higher bits has those of four columns that are 32 apart.
+                two = _twos(ours, 128 + 32 * half + 16 * run)
+                four = _words(q, 0x000F000F << quarter // 2 * 4)
+                words = ()
+                for c in tl.static_range(2):
+                    high = _moved(two >> 8 * c, 4 + quarter // 2 * 4 - 2 * quarter) & 0x00300030 << quarter // 2 * 4
+                    words = words + (four[c] | high,)
+                signed = _twos(blocks, 192 + 8 * half + quarter // 2 * 4) ^ SIGNS
+                scale = _times(d, signed, quarter % 2 * 2 + run) - 128 * d
+                groups = groups + ((words, 0.0625 ** (quarter // 2) * scale, -32 * scale),)
+    return groups
+
+
+@triton.jit
+def iq4_xs(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
+    """d; eight scales of six bits; for each 32 columns 16 bytes as in Q4_0, of places in a table."""
+    ours = blocks + 4 * t
+    first, low = _eight(blocks, 0)
+    d = _half(first)
+    scales = ()
+    for odd in tl.static_range(2):
+        # Two bits of every other group, behind each other, become those of four bytes.
+        high = first >> 16 + 2 * odd & 0x3333
+        high = (high | high << 8) & 0x00330033
+        high = (high << 4 | high << 8) & 0x30303030
+        scales = scales + (low >> 4 * odd & 0x0F0F0F0F | high,)
+    groups = ()
+    for i in tl.static_range(8):
+        scale = _times(d, scales[i % 2], i // 2) - 32 * d
+        groups = groups + ((_iq4(_four(ours, 8 + 16 * i)), scale, -128 * scale),)
+    return groups
 
 
 @dataclass(frozen=True)
 class Format:
-    """A type's block: its columns and bytes, in so many words; it begins at a multiple of `alignment` bytes.
-
-    `table` has what four bits stand for, if that is no number.
-    """
+    """A type's block: its columns and bytes, in groups of so many runs; it begins at a multiple of `alignment`."""
 
     decode: Any
     columns: int
     bytes: int
-    words: int
     alignment: int
-    table: tuple[int, ...] = ()
+    runs: int = 2
+
+    @property
+    def groups(self) -> int:
+        """How many groups of columns with one scale a block has."""
+        return self.columns // (RUN * self.runs)
 
 
 FORMATS: dict[str, Format] = {
-    "F32": Format(f32, 1, 4, 1, 4),
-    "F16": Format(f16, 4, 8, 1, 8),
-    "BF16": Format(bf16, 4, 8, 1, 8),
-    "Q8_0": Format(q8_0, 32, 34, 4, 2),
-    "Q4_0": Format(q4_0, 32, 18, 4, 2),
-    "Q4_1": Format(q4_1, 32, 20, 4, 4),
-    "Q5_0": Format(q5_0, 32, 22, 8, 2),
-    "Q5_1": Format(q5_1, 32, 24, 4, 4),
-    "IQ4_NL": Format(iq4_nl, 32, 18, 8, 2, table=IQ4_VALUES),
-    "MXFP4": Format(mxfp4, 32, 17, 16, 1, table=MXFP4_VALUES),
-    "Q2_K": Format(q2_k, 256, 84, 16, 4),
-    "Q3_K": Format(q3_k, 256, 110, 32, 2),
-    "Q4_K": Format(q4_k, 256, 144, 16, 8),
-    "Q5_K": Format(q5_k, 256, 176, 32, 4),
-    "Q6_K": Format(q6_k, 256, 210, 64, 2),
-    "IQ4_XS": Format(iq4_xs, 256, 136, 16, 8, table=IQ4_VALUES),
+    "Q8_0": Format(q8_0, 32, 34, 2),
+    "Q4_0": Format(q4_0, 32, 18, 2),
+    "Q4_1": Format(q4_1, 32, 20, 4),
+    "Q5_0": Format(q5_0, 32, 22, 2),
+    "Q5_1": Format(q5_1, 32, 24, 4),
+    "IQ4_NL": Format(iq4_nl, 32, 18, 2),
+    "MXFP4": Format(mxfp4, 32, 17, 1),
+    "Q2_K": Format(q2_k, 256, 84, 4, runs=1),
+    "Q3_K": Format(q3_k, 256, 110, 2, runs=1),
+    "Q4_K": Format(q4_k, 256, 144, 8),
+    "Q5_K": Format(q5_k, 256, 176, 8),
+    "Q6_K": Format(q6_k, 256, 210, 2, runs=1),
+    "IQ4_XS": Format(iq4_xs, 256, 136, 8),
 }
-
-
-@lru_cache(maxsize=64)
-def table_of(type_name: str, device: torch.device) -> torch.Tensor:
-    """A type's table, float32 [16], or an empty one."""
-    return torch.tensor(FORMATS[type_name].table, dtype=torch.float32, device=device)

@@ -6,10 +6,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nextn.kernels.triton.launch import ROW_TYPES
+from nextn.kernels.triton.launch import INTERPRETED, ROW_TYPES
 
+# The interpreter knows no assembler.
+COMPILED = tl.constexpr(not INTERPRETED)
 # The most columns that a program takes at a time.
 MOST_COLUMNS = 2048
+
+
+@triton.jit
+def permuted_bytes(low: tl.tensor, high: tl.tensor, selector: tl.tensor) -> tl.tensor:
+    """Bytes of two words, 0 to 3 of `low` and 4 to 7 of `high`: byte i is number `selector >> 4 i & 15`, below 8."""
+    if COMPILED:
+        asm: tl.constexpr = "prmt.b32 $0, $1, $2, $3;"
+        return tl.inline_asm_elementwise(asm, "=r,r,r,r", [low, high, selector], tl.int32, is_pure=True, pack=1)
+    result = selector & 0
+    for i in tl.static_range(4):
+        number = selector >> 4 * i & 7
+        result |= (tl.where(number < 4, low, high) >> 8 * (number & 3) & 0xFF) << 8 * i
+    return result
 
 
 @triton.jit

@@ -22,6 +22,9 @@ import triton.language as tl
 # Whether kernels run on the CPU, one program after the other: TRITON_INTERPRET=1 was set when Triton was imported.
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 WARPS = 4
+# What kernels are compiled with. With one stage loads are not copied through shared memory: each value is read by the
+# thread that needs it, and a turn of a loop has enough of them on their way.
+OPTIONS = {"enable_fp_fusion": False, "num_stages": 1}
 # What kernels take rows in, by the names that Triton has for pointers to them.
 ROW_TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
 
@@ -35,7 +38,7 @@ def kernel(function: Callable[..., None]) -> Any:
 def launch(compiled: Any, grid: Sequence[int], *arguments: object, warps: int = WARPS, **constants: object) -> None:
     """Run a kernel on a grid of programs; nothing when there are none."""
     if 0 not in grid:
-        compiled[tuple(grid)](*arguments, num_warps=warps, enable_fp_fusion=False, **constants)
+        compiled[tuple(grid)](*arguments, num_warps=warps, **OPTIONS, **constants)
 
 
 @lru_cache(maxsize=256)

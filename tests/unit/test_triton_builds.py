@@ -47,11 +47,12 @@ def test_every_build_has_a_name_of_its_own() -> None:
 
 
 def test_some_kernels_for_a_gpu(tmp_path: Path) -> None:
-    builds = built(90, tmp_path, "product Q8_0 *fp32", "product Q4_K *fp32 4", "combine *bf16")
-    names = [f"product Q8_0 *fp32 {rows}" for rows in ("1", "2", "4", "1 expert")]
-    assert [build["name"] for build in builds] == [*names[:3], "product Q4_K *fp32 4", names[3], "combine *bf16"]
-    # One sum, over the words of a row.
-    assert all(len(build["layouts"]) == 1 for build in builds if build["group"])
+    builds = built(90, tmp_path, "product BF16 *fp32", "product Q8_0 *fp32", "combine *bf16")
+    plain = [f"product BF16 *fp32 {rows}" for rows in ("1", "2", "4", "1 expert")]
+    packed = [f"product Q8_0 *fp32 {rows}" for rows in ("4", "8", "16", "4 expert")]
+    assert [build["name"] for build in builds] == [*plain, *packed, "combine *bf16"]
+    # Sums over the words of a row, or over the columns of a group and then the warps of a program.
+    assert [len(build["layouts"]) for build in builds] == [1] * 4 + [2] * 4 + [0]
     check(builds)
 
 

@@ -1,0 +1,151 @@
+"""Products of rows and matrices of floats: F32, F16, BF16.
+
+A program makes a few columns of the result for a few rows. Its threads go along the matrix's rows together, each with
+sums of its own, which are added at the end: in one order, whatever the number of rows. Tensors have one dimension, the
+threads: how Triton lays out those of more may depend on how many rows there are (tests/ahead_of_time.py looks).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nextn.kernels.triton.launch import INTERPRETED, ROW_TYPES, WARPS, Build, kernel, launch
+
+THREADS = 32 * WARPS
+# How many rows a program takes.
+ROW_TILES = (1, 2, 4)
+# How many columns of the result, at most. Interpreted programs take long to start, whatever they do.
+COLUMNS = 8
+COLUMNS_INTERPRETED = 32
+# A matrix is given to so many programs before they take several of its rows: an H200 has 132 processors.
+PROGRAMS = 264
+
+
+@dataclass(frozen=True)
+class Plain:
+    """How a type is read: so many values a word, which are such floats."""
+
+    values: int
+    kind: tl.dtype
+
+    @property
+    def bytes(self) -> int:
+        """Of a word."""
+        return self.values * self.kind.primitive_bitwidth // 8
+
+
+PLAIN = {"F32": Plain(1, tl.float32), "F16": Plain(4, tl.float16), "BF16": Plain(4, tl.bfloat16)}
+
+
+@kernel
+def plain_product_kernel(
+    x: tl.tensor,
+    w: tl.tensor,
+    out: tl.tensor,
+    ids: tl.tensor,
+    rows: tl.tensor,
+    words: tl.tensor,
+    outputs: tl.tensor,
+    x_row: tl.tensor,
+    x_part: tl.tensor,
+    parts_of_x: tl.tensor,
+    out_row: tl.tensor,
+    out_part: tl.tensor,
+    VALUES: tl.constexpr,
+    KIND: tl.constexpr,
+    BYTES: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    STEP: tl.constexpr,
+    CHOSEN: tl.constexpr,
+) -> None:
+    """Rows x [parts, rows, width] times the transpose of w [outputs, width] into out, for each part.
+
+    Part p has rows of its own, number p / `parts_of_x`, and out `out_part` values behind that of the one before; its
+    matrix is number `ids[p]` if they are CHOSEN, or else p.
+    """
+    tiles = tl.cdiv(rows, ROWS)
+    part = (tl.program_id(0) // tiles).to(tl.int64)
+    first_row = tl.program_id(0) % tiles * ROWS
+    first_output = tl.program_id(1) * OUTPUTS
+    matrix = tl.load(ids + part).to(tl.int64) if CHOSEN else part
+    x += part // parts_of_x * x_part
+    zero, totals = tl.zeros((STEP,), tl.float32), ()
+    for _ in tl.static_range(OUTPUTS * ROWS):
+        totals = totals + (zero,)
+    for start in range(0, words, STEP):
+        word = start + tl.arange(0, STEP)
+        # Rows and outputs beyond the last are read as the last, and not written.
+        given = ()
+        for i in tl.static_range(ROWS):
+            row = x + tl.minimum(first_row + i, rows - 1).to(tl.int64) * x_row
+            for p in tl.static_range(VALUES):
+                given = given + (tl.load(row + word * VALUES + p, mask=word < words, other=0.0).to(tl.float32),)
+        new_totals = ()
+        for o in tl.static_range(OUTPUTS):
+            row = w + (matrix * outputs + tl.minimum(first_output + o, outputs - 1)) * words * BYTES
+            values = ()
+            if VALUES == 1:
+                values = (tl.load((row + word * BYTES).to(tl.pointer_type(KIND)), mask=word < words, other=0.0),)
+            else:
+                four = tl.load((row + word * BYTES).to(tl.pointer_type(tl.int64)), mask=word < words, other=0)
+                for p in tl.static_range(VALUES):
+                    values = values + ((four >> 16 * p).to(tl.int16).to(KIND, bitcast=True).to(tl.float32),)
+            for i in tl.static_range(ROWS):
+                total = totals[o * ROWS + i]
+                for p in tl.static_range(VALUES):
+                    total = tl.fma(given[i * VALUES + p], values[p], total)
+                new_totals = new_totals + (total,)
+        totals = new_totals
+    out += part * out_part
+    for o in tl.static_range(OUTPUTS):
+        for i in tl.static_range(ROWS):
+            at, there = (first_row + i).to(tl.int64) * out_row, (first_row + i < rows) & (first_output + o < outputs)
+            tl.store(out + at + first_output + o, tl.sum(totals[o * ROWS + i]).to(out.dtype.element_ty), mask=there)
+
+
+def product(
+    x: Tensor, packed: Tensor, type_name: str, out: Tensor, out_step: tuple[int, int], ids: Tensor | None = None
+) -> None:
+    """As packed_products.product, with a matrix of floats: its bytes, uint8 [..., out, bytes of a row]."""
+    count, rows, width = x.shape
+    parts, outputs = packed.shape[0] if ids is None else ids.numel(), packed.shape[-2]
+    constants = constants_of(type_name, rows, outputs)
+    grid = parts * triton.cdiv(rows, constants["ROWS"]), triton.cdiv(outputs, constants["OUTPUTS"])
+    numbers = rows, width // PLAIN[type_name].values, outputs, x.stride(1), x.stride(0), parts // max(count, 1)
+    arguments = x, packed, out, x if ids is None else ids, *numbers, *out_step
+    launch(plain_product_kernel, grid, *arguments, **constants, CHOSEN=ids is not None)
+
+
+def constants_of(type_name: str, rows: int, outputs: int) -> dict[str, Any]:
+    """What the kernel is compiled for; all but ROWS follows from the matrix alone."""
+    form = PLAIN[type_name]
+    most, fair = (COLUMNS_INTERPRETED, outputs) if INTERPRETED else (COLUMNS, outputs // PROGRAMS)
+    return {
+        "VALUES": form.values,
+        "KIND": form.kind,
+        "BYTES": form.bytes,
+        "ROWS": next((tile for tile in ROW_TILES if rows <= tile), ROW_TILES[-1]),
+        "OUTPUTS": max(1, min(most, triton.next_power_of_2(fair + 1) // 2)),
+        "STEP": THREADS,
+    }
+
+
+def _build(type_name: str, rows: int, x: str, out: str | None = None) -> Build:
+    """The kernel for a matrix of some thousands of rows; with a type of results for those of experts."""
+    pointers = {"x": x, "w": "*u8", "out": out or x, "ids": "*i64" if out else x}
+    numbers = ("rows", "words", "outputs", "x_row", "x_part", "parts_of_x", "out_row", "out_part")
+    constants = constants_of(type_name, rows, 4096) | {"CHOSEN": out is not None}
+    name, group = f"product {type_name} {x} {rows}{' expert' if out else ''}", f"product {type_name} {x}"
+    return Build(name, plain_product_kernel, pointers | dict.fromkeys(numbers, "i32"), constants, group=group)
+
+
+BUILDS = (
+    *(_build(name, rows, x) for name in PLAIN for x in ROW_TYPES.values() for rows in ROW_TILES),
+    *(_build(name, 1, x, "*fp32") for name in PLAIN for x in ROW_TYPES.values()),
+)
