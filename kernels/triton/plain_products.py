@@ -36,7 +36,7 @@ class Plain:
     @property
     def bytes(self) -> int:
         """Of a word."""
-        return self.values * self.kind.primitive_bitwidth // 8
+        return self.values * int(self.kind.primitive_bitwidth) // 8
 
 
 PLAIN = {"F32": Plain(1, tl.float32), "F16": Plain(4, tl.float16), "BF16": Plain(4, tl.bfloat16)}
