@@ -40,6 +40,7 @@ from nextn.kernels.operations import operations
 from nextn.kernels.routing import Router
 from nextn.kernels.triton.blocks import FORMATS
 from nextn.kernels.triton.launch import INTERPRETED
+from nextn.kernels.triton.plain_products import PLAIN
 from nextn.runtime.drafting import Options
 from nextn.runtime.model import Chunk
 from nextn.runtime.models.step35 import Heads, Trunk
@@ -122,7 +123,7 @@ def products(clock: Clock, bandwidth: float, console: Console) -> None:
     table = Table(title=f"products of rows and a matrix of {OUTPUTS} x {WIDTH}: GB/s, and of the copy's bandwidth")
     for column in ("type", *(f"{rows} rows" for rows in ROWS)):
         table.add_column(column, justify="right")
-    for type_name in ("Q8_0", "Q4_K") if TOY else FORMATS:
+    for type_name in ("Q8_0", "Q4_K") if TOY else (*PLAIN, *FORMATS):
         one = matrix_of(type_name, (OUTPUTS, WIDTH), DEVICE)
         copies = 1 if TOY else -(-COPIED // one.packed.numel())
         weights = [one, *(matrix_of(type_name, (OUTPUTS, WIDTH), DEVICE) for _ in range(copies - 1))]

@@ -21,19 +21,28 @@ from triton.compiler import ASTSource
 from nextn.kernels.triton.builds import BUILDS
 from nextn.kernels.triton.launch import OPTIONS, Build
 
-CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 
 
-def compiled(build: Build, capability: int) -> dict[str, object]:
-    """What a build takes of a GPU of a compute capability such as 90, and the layouts in which its threads sum."""
+def binary(build: Build, capability: int) -> Any:
+    """A build for a compute capability such as 90."""
     source = ASTSource(build.kernel, build.signature, dict(build.constants))
     options = {"num_warps": build.warps, **OPTIONS}
-    result = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def told(result: Any, tool: str, option: str) -> str:
+    """What one of CUDA's tools says of a binary."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(result.asm["cubin"])
         file.flush()
-        command = [CUOBJDUMP, "-res-usage", file.name]
-        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return subprocess.run([TOOLS / tool, option, file.name], capture_output=True, text=True, check=True).stdout
+
+
+def compiled(build: Build, capability: int) -> dict[str, object]:
+    """What a build takes of a GPU, and the layouts in which its threads sum."""
+    result = binary(build, capability)
+    usage = told(result, "cuobjdump", "-res-usage")
     found = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     return {
         "name": build.name,

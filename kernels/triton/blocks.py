@@ -101,13 +101,19 @@ def _words(bytes_: tl.tensor, bits: tl.constexpr, right: tl.constexpr = 0) -> tl
 
 
 @triton.jit
+def _whole(bytes_: tl.tensor) -> tl.tuple:
+    """Each of four bytes."""
+    return bytes_ & 0x00FF00FF, permuted_bytes(bytes_, 0, 0x4341)
+
+
+@triton.jit
 def q8_0(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
     """d; 32 signed bytes, which are unsigned ones less 128 when their first bit is turned."""
     ours = blocks + 4 * t
     d = _d(blocks, 0)
     words = ()
     for run in tl.static_range(2):
-        words = words + _words(_twos(ours, 2 + 16 * run) ^ SIGNS, 0x00FF00FF)
+        words = words + _whole(_twos(ours, 2 + 16 * run) ^ SIGNS)
     return ((words, d, -128 * d),)
 
 
@@ -170,7 +176,8 @@ def _iq4(q: tl.tensor) -> tl.tuple:
     for c in tl.static_range(2):
         first = permuted_bytes(IQ4_0, IQ4_1, place >> 16 * c)
         chosen = permuted_bytes(first, permuted_bytes(IQ4_2, IQ4_3, place >> 16 * c), half >> 16 * c)
-        low, high = low + (chosen & 0x00FF00FF,), high + (chosen >> 8 & 0x00FF00FF,)
+        both = _whole(chosen)
+        low, high = low + (both[0],), high + (both[1],)
     return low + high
 
 
@@ -186,7 +193,7 @@ def iq4_nl(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
 def mxfp4(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
     """An exponent; 16 bytes as in Q4_0, of floats of four bits."""
     ours = blocks + 4 * t
-    e = _bytes(blocks, 0) & 0xFF
+    e = tl.load(blocks).to(tl.int32)
     # 2^(e - 127), and 2^-10 for what follows; the smallest are subnormal.
     d = tl.where(e > 10, e - 10 << 23, 1 << tl.minimum(e, 10) + 12).to(tl.float32, bitcast=True)
     q = _bytes(ours, 1)
@@ -194,7 +201,7 @@ def mxfp4(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
     for run in tl.static_range(2):
         for c in tl.static_range(2):
             # Sign, two bits of exponent and one behind the point: as float16 they stand for 2^-14 of what they are.
-            bits = q >> 8 * c << 9 - 4 * run
+            bits = _moved(q, 9 - 4 * run - 8 * c)
             words = words + (bits & 0x0E000E00 | bits << 3 & HALF_SIGNS,)
     return ((words, d, 0 * d),)
 

@@ -1,0 +1,92 @@
+"""What a GPU's instructions allow products to reach, by what is compiled for it: for a machine without a GPU.
+
+usage: python bench/gpu_bounds.py [--rows 1,4] [--types Q4_K,BF16]
+
+Counts the instructions in the loop of each product, compiled for compute capability 9.0, and says how many weights a
+second an H200 could do if nothing but the busiest of its units were waited for: issue, integers, floats, loads, matrix
+units. Memory, latency and what is outside the loop are not in it. Rates are those of the CUDA programming guide.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from ahead_of_time import binary, told
+from rich.console import Console
+from rich.table import Table
+
+from nextn.gguf_schema.types import TENSOR_TYPES
+from nextn.kernels.triton import packed_products, plain_products
+from nextn.kernels.triton.launch import WARPS, Build
+
+# Of an H200: processors, and clock in Hz.
+PROCESSORS, CLOCK = 132, 1.98e9
+# Instructions of a warp that a processor does in one clock, of all kinds and by kind.
+ISSUE = 4.0
+UNITS = {
+    "integers": (2.0, ("LOP3", "SHF", "PRMT", "IADD3", "ISETP", "LEA", "VIADD", "VIMNMX", "SGXT", "SEL", "PLOP3")),
+    "floats": (4.0, ("FFMA", "FMUL", "FADD", "HADD2", "IMAD")),
+    "loads": (1.0, ("LDG", "LDS", "STS")),
+    "matrices": (0.5, ("HMMA",)),
+}
+
+
+def loop(build: Build) -> Counter[str]:
+    """The instructions of the longest loop, by their names without what is behind the first dot."""
+    places: dict[str, int] = {}
+    names: list[str] = []
+    longest: list[str] = []
+    for line in told(binary(build, 90), "nvdisasm", "-c").splitlines():
+        if label := re.match(r"(\.L_\w+):", line):
+            places[label[1]] = len(names)
+        elif found := re.match(r"\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][A-Z0-9_]*)(.*)", line):
+            names.append(found[1])
+            target = re.search(r"(\.L_\w+)", found[2]) if found[1] == "BRA" else None
+            if target and len(names) - places.get(target[1], len(names)) > len(longest):
+                longest = names[places[target[1]] :]
+    return Counter(longest)
+
+
+def weights_of(build: Build) -> float:
+    """Weights that a thread does in one turn of the loop."""
+    c = build.constants
+    if "VALUES" in c:
+        return int(str(c["VALUES"])) * int(str(c["OUTPUTS"])) * int(str(c["STEP"])) / (32 * WARPS)
+    columns = packed_products.RUN * int(str(c["RUNS"])) * int(str(c["GROUPS"])) * int(str(c["AT_ONCE"]))
+    return packed_products.OUTPUTS.value * columns / 32
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=lambda s: [int(n) for n in s.split(",")], default=[1, 4])
+    parser.add_argument("--types", type=lambda s: s.split(","), default=None)
+    options = parser.parse_args()
+    table = Table(title="products in float32, compute capability 9.0: what instructions alone allow an H200")
+    for column in ("type", "rows", "instructions a weight", *UNITS, "TB/s", "busiest"):
+        table.add_column(column, justify="right")
+    for build in (*plain_products.BUILDS, *packed_products.BUILDS):
+        _, type_name, *rest = build.name.split()
+        if rest[:1] != ["*fp32"] or not rest[1:] or rest[-1] == "expert" or not rest[1].isdigit():
+            continue
+        if int(rest[1]) not in options.rows or (options.types and type_name not in options.types):
+            continue
+        counted, weights = loop(build), weights_of(build)
+        by_unit = {unit: sum(counted[name] for name in names) for unit, (_, names) in UNITS.items()}
+        clocks = {unit: by_unit[unit] / rate for unit, (rate, _) in UNITS.items()} | {"issue": counted.total() / ISSUE}
+        busiest = max(clocks, key=lambda unit: clocks[unit])
+        type_ = TENSOR_TYPES[type_name]
+        speed = 32 * weights / clocks[busiest] * PROCESSORS * CLOCK * type_.row_bytes(256) / 256
+        each = [f"{count / weights:.2f}" for count in (counted.total(), *by_unit.values())]
+        rows = rest[1] if "VALUES" in build.constants else f"1 to {rest[1]}"
+        table.add_row(type_name, rows, *each, f"{speed / 1e12:.1f}", busiest)
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()
