@@ -105,7 +105,7 @@ class _Growing:
 
     def grow(self, row: Tensor, logits: Tensor, p_min: float) -> None:
         """Take the best token of logits [vocabulary], unless it is too improbable, and its hidden row."""
-        token, probability = best(logits, "draft head"), probability_of_best(logits)
+        [token], probability = best(logits[None], "draft head"), probability_of_best(logits)
         if probability < p_min:
             self.ended = True
             return

@@ -38,20 +38,21 @@ def greedy(
     hidden = prefill(trunk, state, prompt, ubatch)
     tokens: list[int] = []
     while len(tokens) < count:
-        tokens.append(best(trunk.logits(hidden)[0]))
+        tokens += best(trunk.logits(hidden))
         if tokens[-1] in ends or len(tokens) == count:
             break
         hidden = trunk.forward([Chunk(state, tokens[-1:])])
     return tokens
 
 
-def best(logits: Tensor, subject: str = "model") -> int:
-    """The id of the largest logit [vocabulary]; of equal ones the lowest id. VerdictError when it is no number.
+def best(logits: Tensor, subject: str = "model") -> list[int]:
+    """The ids of the largest of each row of logits [rows, vocabulary]; of equal ones the lowest id.
 
-    `subject` is what made the logits, for the message.
+    All rows are asked for at once: a device is waited for each time. VerdictError when one is no number; `subject` is
+    what made the logits, for the message.
     """
-    found = int(logits.argmax())
-    if not logits[found].isfinite():
+    found = logits.argmax(dim=-1, keepdim=True)
+    if not logits.gather(-1, found).isfinite().all():
         remedy = "nextn validate --deep tells which weights are no numbers"
         raise VerdictError("not-a-number", "the logits are not numbers", subject=subject, remedy=remedy)
-    return found
+    return [int(token) for token in found.flatten().tolist()]

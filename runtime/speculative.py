@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -141,7 +142,7 @@ class Speculator:
                 session.pending = rows[-1].clone()
                 session.tokens += part.ids
         for session in sessions:
-            session.last = best(self.trunk.logits(session.pending[None])[0])
+            [session.last] = best(self.trunk.logits(session.pending[None]))
 
     def resume(self, sessions: Sequence[Session], count: int, ends: Collection[int], runs: Sequence[Run]) -> None:
         """Say up to `count` tokens more in each session, also behind an end token that was said before."""
@@ -202,8 +203,8 @@ class Speculator:
 
     def _chosen(self, hidden: Sequence[Tensor]) -> list[list[int]]:
         """The trunk's own token behind each of the hidden rows of each sequence. No random number is taken."""
-        logits = self.trunk.logits(torch.cat(list(hidden)))
-        return [[best(row) for row in rows] for rows in rows_of([len(rows) for rows in hidden], logits)]
+        tokens = iter(best(self.trunk.logits(torch.cat(list(hidden)))))
+        return [list(islice(tokens, len(rows))) for rows in hidden]
 
     def _forward(self, parts: Sequence[tuple[Session, Segment]]) -> list[Tensor]:
         """One forward of the trunk over rows of several sequences; the hidden rows of each."""

@@ -146,7 +146,7 @@ def by_hand(positions: list[int]) -> tuple[list[int], torch.Tensor]:
     rows, said = torch.cat(hidden), []
     row = rows[-1:]
     for _ in range(20):
-        said.append(best(TRUNK.logits(row)[0]))
+        said += best(TRUNK.logits(row))
         row = TRUNK.forward([Chunk(state, said[-1:])])
     return said, rows
 
