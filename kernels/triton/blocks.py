@@ -253,11 +253,9 @@ def q3_k(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
 
 
 @triton.jit
-def _eight_groups(blocks: tl.tensor) -> tl.tuple:
-    """d, dmin; eight scales and eight minima of six bits: for each group of 32 columns its scale and offset.
-
-    Integers of every other group lie four bits higher.
-    """
+def _eight_groups(blocks: tl.tensor, t: tl.tensor, FIFTH: tl.constexpr) -> tl.tuple:
+    """d, dmin; eight scales and minima of six bits; 32 bytes of FIFTH bits if any; 128 bytes of columns 32 apart."""
+    ours = blocks + 4 * t
     both, scales = _eight(blocks, 0)
     minima, last = _eight(blocks, 8)
     d, less = _half(both), -_half(both >> 16)
@@ -266,42 +264,34 @@ def _eight_groups(blocks: tl.tensor) -> tl.tuple:
     all_minima = minima & 0x3F3F3F3F, last >> 4 & 0x0F0F0F0F | minima >> 2 & 0x30303030
     groups = ()
     for i in tl.static_range(8):
+        words = ()
+        for run in tl.static_range(2):
+            # Every other group lies four bits higher.
+            q = _four(ours, (48 if FIFTH else 16) + i // 2 * 32 + 16 * run)
+            four = _words(q, 0x000F000F << i % 2 * 4)
+            if FIFTH:
+                # A byte of fifth bits has those of the columns that are 32 apart.
+                fifth = _four(ours, 16 + 16 * run)
+                for c in tl.static_range(2):
+                    one = _moved(fifth >> 8 * c, 4 + i % 2 * 4 - i) & 0x00100010 << i % 2 * 4
+                    words = words + (four[c] | one,)
+            else:
+                words = words + four
         scale = _times(0.0625 ** (i % 2) * d, all_scales[i // 4], i % 4)
-        groups = groups + ((scale, _times(less, all_minima[i // 4], i % 4)),)
+        groups = groups + ((words, scale, _times(less, all_minima[i // 4], i % 4)),)
     return groups
 
 
 @triton.jit
 def q4_k(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
-    """Eight groups; 128 bytes of two columns that are 32 apart."""
-    ours = blocks + 4 * t
-    scales = _eight_groups(blocks)
-    groups = ()
-    for i in tl.static_range(8):
-        words = ()
-        for run in tl.static_range(2):
-            words = words + _words(_four(ours, 16 + i // 2 * 32 + 16 * run), 0x000F000F << i % 2 * 4)
-        groups = groups + ((words, scales[i][0], scales[i][1]),)
-    return groups
+    """Eight groups of 32 columns."""
+    return _eight_groups(blocks, t, False)
 
 
 @triton.jit
 def q5_k(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
-    """Eight groups; 32 bytes of fifth bits; 128 bytes as in Q4_K."""
-    ours = blocks + 4 * t
-    scales = _eight_groups(blocks)
-    groups = ()
-    for i in tl.static_range(8):
-        words = ()
-        for run in tl.static_range(2):
-            four = _words(_four(ours, 48 + i // 2 * 32 + 16 * run), 0x000F000F << i % 2 * 4)
-            # A byte of fifth bits has those of the columns that are 32 apart.
-            fifth = _four(ours, 16 + 16 * run)
-            for c in tl.static_range(2):
-                one = _moved(fifth >> 8 * c, 4 + i % 2 * 4 - i) & 0x00100010 << i % 2 * 4
-                words = words + (four[c] | one,)
-        groups = groups + ((words, scales[i][0], scales[i][1]),)
-    return groups
+    """As Q4_K, with fifth bits."""
+    return _eight_groups(blocks, t, True)
 
 
 @triton.jit
