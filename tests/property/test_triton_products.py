@@ -17,6 +17,7 @@ from triton_device import DEVICE, DeviceWeight, error, noise
 from nextn.kernels.operations import REFERENCE, operations
 from nextn.kernels.routing import Gate
 from nextn.kernels.triton.blocks import FORMATS
+from nextn.kernels.triton.packed_products import AT_ONCE
 from nextn.kernels.triton.plain_products import COLUMNS_INTERPRETED
 
 WIDTHS = (*range(1, 10), 16, 36)
@@ -88,10 +89,40 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(type_name: str) -> Non
     assert torch.equal(ops.linear(gaps[:2], weight), ops.linear(gaps[:2].clone(), weight))
 
 
-def test_columns_beyond_those_of_one_program() -> None:
-    weight = weight_of("Q8_0", COLUMNS_INTERPRETED + 5, seed=17)
+@pytest.mark.parametrize("type_name", ["BF16", "Q8_0"])
+def test_columns_beyond_those_of_one_program(type_name: str) -> None:
+    weight = weight_of(type_name, COLUMNS_INTERPRETED + 5, seed=17)
     x = noise(18, 1, weight.shape[1])
     assert error(ops.linear(x, weight), definition(x, weight)) < 1e-6
+
+
+@pytest.mark.parametrize("type_name", [name for name, form in FORMATS.items() if form.columns < AT_ONCE])
+def test_blocks_that_a_warp_takes_together(type_name: str) -> None:
+    # Three times as many columns, which is no whole number of turns for the warps of a program.
+    weight = weight_of(type_name, 5, blocks=3 * AT_ONCE // columns_of(type_name), seed=19)
+    rows = noise(20, 6, weight.shape[1])
+    together = ops.linear(rows, weight)
+    assert error(together, definition(rows, weight)) < 1e-5
+    assert torch.equal(ops.linear(rows[5:], weight), together[5:])
+
+
+@pytest.mark.parametrize("power", [-100, -20, 20, 100])
+def test_a_row_may_be_large_or_small(power: int) -> None:
+    weight = weight_of("Q4_1", 3, seed=21)
+    rows = noise(22, 2, weight.shape[1])
+    scaled = torch.stack((rows[0] * 2.0**power, rows[1]))
+    found, expected = ops.linear(scaled, weight), ops.linear(rows, weight)
+    assert torch.equal(found, torch.stack((expected[0] * 2.0**power, expected[1])))
+
+
+def test_rows_of_zeros_and_of_one_large_value() -> None:
+    weight = weight_of("Q4_K", 3, seed=23)
+    rows = torch.zeros(2, weight.shape[1], device=DEVICE)
+    rows[1] = noise(24, weight.shape[1])
+    rows[1, 7] = 1e6
+    found = ops.linear(rows, weight)
+    assert not found[0].any()
+    assert error(found[1], definition(rows, weight)[1]) < 1e-6
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
