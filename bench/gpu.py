@@ -210,7 +210,7 @@ def decoding(clock: Clock, bandwidth: float, options: argparse.Namespace, consol
         speeds = [f"{(len(run.tokens) - 1) / run.seconds_decode:.1f}" for run in runs]
         same = "yes" if plain.tokens == drafted.tokens else "NO"
         table.add_row(type_name, *cells, *speeds, f"{drafted.n_accepted}/{drafted.n_drafted}", same)
-        del weights, trunk, heads, state, x, batch
+        del weights, trunk, heads, speculator, state, x, batch
         if not TOY:
             torch.cuda.empty_cache()
     console.print(table)

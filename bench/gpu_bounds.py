@@ -13,7 +13,10 @@ import argparse
 import re
 import sys
 from collections import Counter
+from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
@@ -23,6 +26,7 @@ from rich.table import Table
 
 from nextn.gguf_schema.types import TENSOR_TYPES
 from nextn.kernels.triton import packed_products, plain_products
+from nextn.kernels.triton.blocks import FORMATS, RUN
 from nextn.kernels.triton.launch import WARPS, Build
 
 # Of an H200: processors, and clock in Hz.
@@ -55,26 +59,24 @@ def loop(build: Build) -> Counter[str]:
 
 def weights_of(build: Build) -> float:
     """Weights that a thread does in one turn of the loop."""
-    c = build.constants
+    c: Mapping[str, Any] = build.constants
     if "VALUES" in c:
-        return int(str(c["VALUES"])) * int(str(c["OUTPUTS"])) * int(str(c["STEP"])) / (32 * WARPS)
-    columns = packed_products.RUN * int(str(c["RUNS"])) * int(str(c["GROUPS"])) * int(str(c["AT_ONCE"]))
-    return packed_products.OUTPUTS.value * columns / 32
+        return float(c["VALUES"] * c["OUTPUTS"] * c["STEP"] / (32 * WARPS))
+    return float(packed_products.OUTPUTS.value * RUN * c["RUNS"] * c["GROUPS"] * c["AT_ONCE"] / 32)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=lambda s: [int(n) for n in s.split(",")], default=[1, 4])
-    parser.add_argument("--types", type=lambda s: s.split(","), default=None)
+    parser.add_argument("--types", type=lambda s: s.split(","), default=[*plain_products.PLAIN, *FORMATS])
     options = parser.parse_args()
     table = Table(title="products in float32, compute capability 9.0: what instructions alone allow an H200")
     for column in ("type", "rows", "instructions a weight", *UNITS, "TB/s", "busiest"):
         table.add_column(column, justify="right")
-    for build in (*plain_products.BUILDS, *packed_products.BUILDS):
-        _, type_name, *rest = build.name.split()
-        if rest[:1] != ["*fp32"] or not rest[1:] or rest[-1] == "expert" or not rest[1].isdigit():
-            continue
-        if int(rest[1]) not in options.rows or (options.types and type_name not in options.types):
+    builds = {build.name: build for build in (*plain_products.BUILDS, *packed_products.BUILDS)}
+    for type_name, rows in product(options.types, options.rows):
+        build = builds.get(f"product {type_name} *fp32 {rows}")
+        if build is None:
             continue
         counted, weights = loop(build), weights_of(build)
         by_unit = {unit: sum(counted[name] for name in names) for unit, (_, names) in UNITS.items()}
@@ -83,8 +85,13 @@ def main() -> None:
         type_ = TENSOR_TYPES[type_name]
         speed = 32 * weights / clocks[busiest] * PROCESSORS * CLOCK * type_.row_bytes(256) / 256
         each = [f"{count / weights:.2f}" for count in (counted.total(), *by_unit.values())]
-        rows = rest[1] if "VALUES" in build.constants else f"1 to {rest[1]}"
-        table.add_row(type_name, rows, *each, f"{speed / 1e12:.1f}", busiest)
+        table.add_row(
+            type_name,
+            str(rows) if type_name in plain_products.PLAIN else f"1 to {rows}",
+            *each,
+            f"{speed / 1e12:.1f}",
+            busiest,
+        )
     Console(width=120).print(table)
 
 

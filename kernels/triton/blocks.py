@@ -31,11 +31,10 @@ SIGNS = tl.constexpr(0x80808080 - (1 << 32))
 HALF_SIGNS = tl.constexpr(0x80008000 - (1 << 32))
 # What four bits stand for in IQ4_NL and IQ4_XS, `kvalues_iq4nl`, and 128 more, which no sign is needed for.
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-IQ4 = tuple(
+IQ4_0, IQ4_1, IQ4_2, IQ4_3 = (
     tl.constexpr(int.from_bytes(bytes(value + 128 for value in IQ4_VALUES[i : i + 4]), "little", signed=True))
     for i in range(0, 16, 4)
 )
-IQ4_0, IQ4_1, IQ4_2, IQ4_3 = IQ4
 
 
 @triton.jit
@@ -339,13 +338,17 @@ def iq4_xs(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
 
 @dataclass(frozen=True)
 class Format:
-    """A type's block: its columns and bytes, in groups of so many runs; it begins at a multiple of `alignment`."""
+    """A type's block: its columns and bytes, in groups of so many runs; it begins at a multiple of `alignment`.
+
+    `at_once` is how many columns a warp takes at once, if they divide a row; or else a block.
+    """
 
     decode: Any
     columns: int
     bytes: int
     alignment: int
     runs: int = 2
+    at_once: int = 128
 
     @property
     def groups(self) -> int:
@@ -359,7 +362,8 @@ FORMATS: dict[str, Format] = {
     "Q4_1": Format(q4_1, 32, 20, 4),
     "Q5_0": Format(q5_0, 32, 22, 2),
     "Q5_1": Format(q5_1, 32, 24, 4),
-    "IQ4_NL": Format(iq4_nl, 32, 18, 2),
+    # With more columns at once the table leaves too few registers.
+    "IQ4_NL": Format(iq4_nl, 32, 18, 2, at_once=64),
     "MXFP4": Format(mxfp4, 32, 17, 1),
     "Q2_K": Format(q2_k, 256, 84, 4, runs=1),
     "Q3_K": Format(q3_k, 256, 110, 2, runs=1),

@@ -28,6 +28,18 @@ def permuted_bytes(low: tl.tensor, high: tl.tensor, selector: tl.tensor) -> tl.t
 
 
 @triton.jit
+def place_of(ids: tl.tensor, rows: tl.tensor, ROWS: tl.constexpr, CHOSEN: tl.constexpr) -> tl.tuple:
+    """Of a program of a product that takes so many rows: the part, the first of its rows, the part's matrix.
+
+    That is number `ids[part]` if matrices are CHOSEN, or else the part itself.
+    """
+    programs = tl.cdiv(rows, ROWS)
+    part = (tl.program_id(0) // programs).to(tl.int64)
+    matrix = tl.load(ids + part).to(tl.int64) if CHOSEN else part
+    return part, tl.program_id(0) % programs * ROWS, matrix
+
+
+@triton.jit
 def as_it_is(x: tl.tensor) -> tl.tensor:
     """x."""
     return x

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nextn.kernels.triton.blocks import FORMATS, RUN
-from nextn.kernels.triton.functions import COMPILED
+from nextn.kernels.triton.functions import COMPILED, place_of
 from nextn.kernels.triton.launch import INTERPRETED, ROW_TYPES, Build, kernel, launch
 
 # Rows of a tile, and how many tiles a program takes.
@@ -28,8 +28,6 @@ OUTPUTS = tl.constexpr(16)
 WARPS = 8
 # What the interpreter takes instead: it computes slices without a block, too.
 SLICES_INTERPRETED = 2
-# Columns that a warp takes at once, if they divide a row; or else a block.
-AT_ONCE = 128
 # Columns of a program that splits rows.
 SPLIT = 1024
 # Integers are read as float16 that stand for themselves by 2^-24: twice this makes them whole again.
@@ -154,25 +152,19 @@ def packed_product_kernel(
 ) -> None:
     """Split rows times the transpose of w [outputs, width] into out [rows, outputs], for each part.
 
-    Part p has rows of its own, number p / `parts_of_x`, and out `out_part` values behind that of the one before; its
-    matrix is number `ids[p]` if they are CHOSEN, or else p.
+    Part p has rows of its own, number p / `parts_of_x`, and out `out_part` values behind that of the one before.
     """
-    tiles = tl.cdiv(rows, ROWS)
-    part = (tl.program_id(0) // tl.cdiv(tiles, TILES)).to(tl.int64)
-    first_tile = tl.program_id(0) % tl.cdiv(tiles, TILES) * TILES
+    part, first_row, matrix = place_of(ids, rows, ROWS * TILES, CHOSEN)
+    tiles, first_tile = tl.cdiv(rows, ROWS), first_row // ROWS
     first = tl.program_id(1) * OUTPUTS
-    matrix = tl.load(ids + part).to(tl.int64) if CHOSEN else part
     # A warp takes blocks of its own, and has 8 x 4 threads, as the units have them: 8 rows of the matrix twice, or 4
     # rows of x in two halves, and the four threads that read 16 columns together.
     thread = tl.arange(0, SLICES * 32)
     s, g, t = thread // 32, thread // 4 % 8, thread % 4
     # Rows and blocks beyond the last are read as the last: nothing is written for those, and x is zero for these.
-    upper_row, lower_row = tl.minimum(first + g, outputs - 1), tl.minimum(first + 8 + g, outputs - 1)
     row_bytes = blocks.to(tl.int64) * BYTES
-    upper_row, lower_row = (
-        w + (matrix * outputs + upper_row) * row_bytes,
-        w + (matrix * outputs + lower_row) * row_bytes,
-    )
+    upper_row = w + (matrix * outputs + tl.minimum(first + g, outputs - 1)) * row_bytes
+    lower_row = w + (matrix * outputs + tl.minimum(first + 8 + g, outputs - 1)) * row_bytes
     halves += g * 4 + t
     sums += t
     # Of each tile of x where its rows begin, which of them are there, the products and what the offsets add.
@@ -214,7 +206,7 @@ def packed_product_kernel(
         first_half, second_half = tl.split(totals[k].reshape(SLICES, 16, 4, 2))
         offset = _outputs(offsets[2 * k], offsets[2 * k + 1], SLICES)
         # In two steps, for neither the largest nor the smallest numbers have room for it all.
-        result = tl.fma((first_half + second_half) * scale, HALFWAY, offset * scale / HALFWAY)
+        result = tl.fma((first_half + second_half) * scale, HALFWAY, offset * scale * (1 / HALFWAY))
         at = out + part * out_part + row.to(tl.int64) * out_row + output
         tl.store(at, tl.sum(result, axis=0).to(out.dtype.element_ty), mask=(row < rows) & (output < outputs))
 
@@ -260,7 +252,7 @@ def constants_of(type_name: str, rows: int, width: int) -> dict[str, Any]:
         "BYTES": form.bytes,
         "GROUPS": form.groups,
         "RUNS": form.runs,
-        "AT_ONCE": max(AT_ONCE // form.columns, 1) if width % AT_ONCE == 0 else 1,
+        "AT_ONCE": 1 if width % form.at_once else max(form.at_once // form.columns, 1),
         "TILES": next((tile for tile in TILES if tiles <= tile), TILES[-1]),
         "SLICES": SLICES_INTERPRETED if INTERPRETED else WARPS,
     }

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nextn.kernels.triton.functions import place_of
 from nextn.kernels.triton.launch import INTERPRETED, ROW_TYPES, WARPS, Build, kernel, launch
 
 THREADS = 32 * WARPS
@@ -66,14 +67,10 @@ def plain_product_kernel(
 ) -> None:
     """Rows x [parts, rows, width] times the transpose of w [outputs, width] into out, for each part.
 
-    Part p has rows of its own, number p / `parts_of_x`, and out `out_part` values behind that of the one before; its
-    matrix is number `ids[p]` if they are CHOSEN, or else p.
+    Part p has rows of its own, number p / `parts_of_x`, and out `out_part` values behind that of the one before.
     """
-    tiles = tl.cdiv(rows, ROWS)
-    part = (tl.program_id(0) // tiles).to(tl.int64)
-    first_row = tl.program_id(0) % tiles * ROWS
+    part, first_row, matrix = place_of(ids, rows, ROWS, CHOSEN)
     first_output = tl.program_id(1) * OUTPUTS
-    matrix = tl.load(ids + part).to(tl.int64) if CHOSEN else part
     x += part // parts_of_x * x_part
     zero, totals = tl.zeros((STEP,), tl.float32), ()
     for _ in tl.static_range(OUTPUTS * ROWS):

@@ -17,7 +17,6 @@ from triton_device import DEVICE, DeviceWeight, error, noise
 from nextn.kernels.operations import REFERENCE, operations
 from nextn.kernels.routing import Gate
 from nextn.kernels.triton.blocks import FORMATS
-from nextn.kernels.triton.packed_products import AT_ONCE
 from nextn.kernels.triton.plain_products import COLUMNS_INTERPRETED
 
 WIDTHS = (*range(1, 10), 16, 36)
@@ -96,10 +95,10 @@ def test_columns_beyond_those_of_one_program(type_name: str) -> None:
     assert error(ops.linear(x, weight), definition(x, weight)) < 1e-6
 
 
-@pytest.mark.parametrize("type_name", [name for name, form in FORMATS.items() if form.columns < AT_ONCE])
+@pytest.mark.parametrize("type_name", [name for name, form in FORMATS.items() if form.columns < form.at_once])
 def test_blocks_that_a_warp_takes_together(type_name: str) -> None:
     # Three times as many columns, which is no whole number of turns for the warps of a program.
-    weight = weight_of(type_name, 5, blocks=3 * AT_ONCE // columns_of(type_name), seed=19)
+    weight = weight_of(type_name, 5, blocks=3 * FORMATS[type_name].at_once // columns_of(type_name), seed=19)
     rows = noise(20, 6, weight.shape[1])
     together = ops.linear(rows, weight)
     assert error(together, definition(rows, weight)) < 1e-5
