@@ -92,8 +92,8 @@ class Glm5NextOperations(Reference):
 
         The heads are summed by their weights [heads], which may be negative.
         """
-        # Copies begin where a library wants vectors to, wherever a row lies among others.
-        queries, weights = queries.clone(), weights.clone()
+        # Copies begin where a library wants vectors to and lie without gaps, however a row lies among others.
+        queries, weights = (x.clone(memory_format=torch.contiguous_format) for x in (queries, weights))
         return torch.mv(torch.relu(torch.mm(pooled, queries.T)), weights)
 
 
