@@ -86,15 +86,26 @@ class RandomWeights(Weights):
         return matrix_of(tensor.type.name, shape, self.device).packed
 
 
+@lru_cache
+def chance(device: str) -> torch.Generator:
+    """What random values are drawn from: torch's own may be left useless by a capture in a graph that failed."""
+    return torch.Generator(device)
+
+
+def noise(*shape: int, device: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=chance(device), device=device, dtype=dtype)
+
+
 def matrix_of(type_name: str, shape: tuple[int, ...], device: str) -> Matrix:
     """A random matrix of a type, on a device."""
     type_ = TENSOR_TYPES[type_name]
     if type_name in PLAIN:
-        values = torch.randn(shape, device=device, dtype=PLAIN[type_name]) * SPREAD
+        values = noise(*shape, device=device, dtype=PLAIN[type_name]) * SPREAD
         data = values.view(torch.uint8)
     else:
         row_bytes = type_.row_bytes(shape[-1])
-        data = torch.randint(0, 256, (*shape[:-1], row_bytes), dtype=torch.uint8, device=device)
+        size = (*shape[:-1], row_bytes)
+        data = torch.randint(0, 256, size, dtype=torch.uint8, device=device, generator=chance(device))
         blocks = data.view(-1, type_.size)
         for place, value in _scales(type_).items():
             blocks[:, place] = value

@@ -2,9 +2,9 @@
 
 Four threads read a row together. A block has its columns in runs of 16: thread t has columns 4 t .. 4 t + 3 of each,
 the low or high bits of four bytes that lie together in most types. It gives them as small integers, two a word of 32
-bits, in the halves where bits of float16 are: (4 t, 4 t + 2), (4 t + 1, 4 t + 3). As float16 such an integer is
-subnormal and stands for itself by 2^-24, with no conversion; those that lie higher in their bytes are left there, and
-their scale is smaller for it.
+bits: (4 t, 4 t + 2), (4 t + 1, 4 t + 3). As float16 a half of up to 11 bits stands for itself by 2^-24, with no
+conversion. Integers of fewer bits than a byte are held further left, with a smaller scale: all such halves have the
+smallest exponent, and units that align products by exponents may cut what is far below it.
 
 A function gets the addresses of blocks and the number t; it gives the groups of a block in the order of their columns,
 each with its words, a scale and an offset: values are scale * integer + offset. A group has one or two runs.
@@ -94,9 +94,15 @@ def _moved(word: tl.tensor, by: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _words(bytes_: tl.tensor, bits: tl.constexpr, right: tl.constexpr = 0) -> tl.tuple:
-    """Those bits of each of four bytes that `bits` has in both halves, behind a move to the right."""
-    return bytes_ >> right & bits, bytes_ >> (8 + right) & bits
+def _words(bytes_: tl.tensor, bits: tl.constexpr, left: tl.constexpr = 0) -> tl.tuple:
+    """Those bits of each of four bytes that `bits` has in both halves, behind a move to the left."""
+    return _moved(bytes_, left) & bits, _moved(bytes_, left - 8) & bits
+
+
+@triton.jit
+def _four_bits(bytes_: tl.tensor, high: tl.constexpr) -> tl.tuple:
+    """The low or the high half of each of four bytes, 16 times as large."""
+    return _words(bytes_, 0x00F000F0, 0 if high else 4)
 
 
 @triton.jit
@@ -122,7 +128,7 @@ def q4_0(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
     ours = blocks + 4 * t
     d = _d(blocks, 0)
     q = _twos(ours, 2)
-    return ((_words(q, 0x000F000F) + _words(q, 0x000F000F, 4), d, -8 * d),)
+    return ((_four_bits(q, False) + _four_bits(q, True), 0.0625 * d, -8 * d),)
 
 
 @triton.jit
@@ -131,18 +137,18 @@ def q4_1(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
     ours = blocks + 4 * t
     dm = _four(blocks, 0)
     q = _four(ours, 4)
-    return ((_words(q, 0x000F000F) + _words(q, 0x000F000F, 4), _half(dm), _half(dm >> 16)),)
+    return ((_four_bits(q, False) + _four_bits(q, True), 0.0625 * _half(dm), _half(dm >> 16)),)
 
 
 @triton.jit
 def _five_bits(q: tl.tensor, fifth: tl.tensor, t: tl.tensor) -> tl.tuple:
-    """Bytes as in Q4_0, and the fifth bits of 32 columns."""
+    """Bytes as in Q4_0, and the fifth bits of 32 columns; 16 times as large."""
     words = ()
     for run in tl.static_range(2):
-        four = _words(q, 0x000F000F, 4 * run)
+        four = _four_bits(q, run == 1)
         for c in tl.static_range(2):
             bits = fifth >> 4 * t >> 16 * run + c
-            words = words + (four[c] | bits << 4 & 0x10 | bits << 18 & 0x100000,)
+            words = words + (four[c] | bits << 8 & 0x100 | bits << 22 & 0x1000000,)
     return words
 
 
@@ -152,7 +158,7 @@ def q5_0(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
     ours = blocks + 4 * t
     d = _d(blocks, 0)
     words = _five_bits(_twos(ours, 6), _twos(blocks, 2), t)
-    return ((words, d, -16 * d),)
+    return ((words, 0.0625 * d, -16 * d),)
 
 
 @triton.jit
@@ -161,7 +167,7 @@ def q5_1(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
     ours = blocks + 4 * t
     dm = _four(blocks, 0)
     words = _five_bits(_four(ours, 8), _four(blocks, 4), t)
-    return ((words, _half(dm), _half(dm >> 16)),)
+    return ((words, 0.0625 * _half(dm), _half(dm >> 16)),)
 
 
 @triton.jit
@@ -206,6 +212,12 @@ def mxfp4(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
 
 
 @triton.jit
+def _two_bits(bytes_: tl.tensor, quarter: tl.constexpr) -> tl.tuple:
+    """A quarter of each of four bytes, 64 times as large, or 256 times if the quarter is odd."""
+    return _words(bytes_, 0x00C000C0 << quarter % 2 * 2, 6 - quarter // 2 * 4)
+
+
+@triton.jit
 def q2_k(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
     """16 scales with minima, of 16 columns each; 64 bytes of four columns that are 32 apart; d, dmin."""
     ours = blocks + 4 * t
@@ -217,8 +229,8 @@ def q2_k(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
             scales = _four(blocks, 8 * half + quarter // 2 * 4)
             for run in tl.static_range(2):
                 # Of each 128 columns 32 bytes.
-                words = _words(_four(ours, 16 + 32 * half + 16 * run), 0x00030003 << 2 * quarter)
-                scale = _times(0.25**quarter * d, scales & 0x0F0F0F0F, quarter % 2 * 2 + run)
+                words = _two_bits(_four(ours, 16 + 32 * half + 16 * run), quarter)
+                scale = _times(0.25 ** (3 + quarter % 2) * d, scales & 0x0F0F0F0F, quarter % 2 * 2 + run)
                 minimum = _times(less, scales >> 4 & 0x0F0F0F0F, quarter % 2 * 2 + run)
                 groups = groups + ((words, scale, minimum),)
     return groups
@@ -240,14 +252,15 @@ def q3_k(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
     for half in tl.static_range(2):
         for quarter in tl.static_range(4):
             for run in tl.static_range(2):
-                two = _words(q[2 * half + run], 0x00030003 << 2 * quarter)
+                two = _two_bits(q[2 * half + run], quarter)
                 words = ()
                 for c in tl.static_range(2):
                     # A byte of third bits has those of the columns that are 32 apart.
-                    one = _moved(third[run] >> 8 * c, quarter + 2 - 4 * half) & 0x00040004 << 2 * quarter
+                    left = 8 + quarter % 2 * 2 - quarter - 4 * half
+                    one = _moved(third[run], left - 8 * c) & 0x01000100 << quarter % 2 * 2
                     words = words + (two[c] | one,)
                 scale = _times(d, scales[2 * half + quarter // 2], quarter % 2 * 2 + run) - 32 * d
-                groups = groups + ((words, 0.25**quarter * scale, -4 * scale),)
+                groups = groups + ((words, 0.25 ** (3 + quarter % 2) * scale, -4 * scale),)
     return groups
 
 
@@ -265,18 +278,16 @@ def _eight_groups(blocks: tl.tensor, t: tl.tensor, FIFTH: tl.constexpr) -> tl.tu
     for i in tl.static_range(8):
         words = ()
         for run in tl.static_range(2):
-            # Every other group lies four bits higher.
-            q = _four(ours, (48 if FIFTH else 16) + i // 2 * 32 + 16 * run)
-            four = _words(q, 0x000F000F << i % 2 * 4)
+            # Every other group is the high half.
+            four = _four_bits(_four(ours, (48 if FIFTH else 16) + i // 2 * 32 + 16 * run), i % 2 == 1)
             if FIFTH:
                 # A byte of fifth bits has those of the columns that are 32 apart.
                 fifth = _four(ours, 16 + 16 * run)
                 for c in tl.static_range(2):
-                    one = _moved(fifth >> 8 * c, 4 + i % 2 * 4 - i) & 0x00100010 << i % 2 * 4
-                    words = words + (four[c] | one,)
+                    words = words + (four[c] | _moved(fifth, 8 - i - 8 * c) & 0x01000100,)
             else:
                 words = words + four
-        scale = _times(0.0625 ** (i % 2) * d, all_scales[i // 4], i % 4)
+        scale = _times(0.0625 * d, all_scales[i // 4], i % 4)
         groups = groups + ((words, scale, _times(less, all_minima[i // 4], i % 4)),)
     return groups
 
@@ -305,14 +316,13 @@ def q6_k(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
                 q = _twos(ours, 64 * half + quarter % 2 * 32 + 16 * run)
                 # A byte of the two higher bits has those of four columns that are 32 apart.
                 two = _twos(ours, 128 + 32 * half + 16 * run)
-                four = _words(q, 0x000F000F << quarter // 2 * 4)
+                four = _four_bits(q, quarter >= 2)
                 words = ()
                 for c in tl.static_range(2):
-                    high = _moved(two >> 8 * c, 4 + quarter // 2 * 4 - 2 * quarter) & 0x00300030 << quarter // 2 * 4
-                    words = words + (four[c] | high,)
+                    words = words + (four[c] | _moved(two, 8 - 2 * quarter - 8 * c) & 0x03000300,)
                 signed = _twos(blocks, 192 + 8 * half + quarter // 2 * 4) ^ SIGNS
                 scale = _times(d, signed, quarter % 2 * 2 + run) - 128 * d
-                groups = groups + ((words, 0.0625 ** (quarter // 2) * scale, -32 * scale),)
+                groups = groups + ((words, 0.0625 * scale, -32 * scale),)
     return groups
 
 
