@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from nextn.convert.output import write_error
 from nextn.gguf_schema.errors import NextnError
 
 T = TypeVar("T")
+LOGGER = logging.getLogger(__name__)
+# Seconds of waiting that somebody who watches wants to be told of.
+LONG_WAIT = 5.0
 
 
 @dataclass
@@ -39,7 +43,10 @@ class Patience:
         if not is_transient(error) or self.failures > self.failures_allowed:
             raise hub_error(error, subject) from error
         wait = min(self.first_wait * 2 ** (self.failures - 1), self.longest_wait)
-        self.sleep(max(wait, min(seconds_asked(error) or 0.0, self.longest_asked)))
+        wait = max(wait, min(seconds_asked(error) or 0.0, self.longest_asked))
+        if wait >= LONG_WAIT:
+            LOGGER.warning("%s: %s; asked again in %.0f s", subject, hub_error(error, subject).message, wait)
+        self.sleep(wait)
 
 
 def asking(subject: str, call: Callable[[], T], patience: Patience | None = None) -> T:

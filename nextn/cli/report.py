@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
@@ -76,6 +77,8 @@ class Report:
     def __init__(self, as_json: bool, quiet: bool) -> None:
         self.as_json = as_json
         self.quiet = quiet
+        # What is told below the commands, such as long waits for the hub, goes to stderr as notes do.
+        logging.getLogger("nextn").setLevel(logging.ERROR if quiet else logging.WARNING)
 
     def note(self, text: str) -> None:
         """A line about the work, on stderr."""

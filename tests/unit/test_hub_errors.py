@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -93,6 +94,16 @@ def test_the_server_says_how_long_to_wait() -> None:
     errors = [refused(429, {"Retry-After": after}) for after in ("7", "0", "100000", "Wed, 21 Oct 2026 07:28:00 GMT")]
     assert asking("it", failing(errors), clock.patience(longest_asked=60)) == "done"
     assert clock.slept == [7, 1, 60, 4]
+
+
+def test_long_waits_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    errors = [refused(503)] * 3 + [refused(429, {"Retry-After": "120"})]
+    with caplog.at_level(logging.WARNING, "nextn"):
+        assert asking("Org/Name", failing(errors), Clock().patience()) == "done"
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith("Org/Name: ")
+    assert told.endswith("asked again in 120 s")
+    assert "429" in told
 
 
 def test_patience_ends_and_progress_renews_it() -> None:
