@@ -23,6 +23,8 @@ from nextn.kernels.weight import Weight
 
 # Where math libraries want vectors to begin, in bytes: elsewhere they need not sum in the same order.
 ALIGNMENT = 64
+# Values that no library shares among threads, which it would do in another way for another number of them.
+ALONE = 2048
 
 
 class Reference:
@@ -34,6 +36,10 @@ class Reference:
         columns = [torch.stack([torch.mv(block, row) for row in rows]) for block in weight.blocks()]
         return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
 
+    def linears(self, x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
+        """The same rows x [rows, in] times the transpose of each weight [out, in]: [rows, out] each, as by `linear`."""
+        return tuple(self.linear(x, weight) for weight in weights)
+
     def linear_by_head(self, x: Tensor, weight: Weight) -> Tensor:
         """x [rows, heads, in] times the transposes of weight [heads, out, in]: [rows, heads, out]."""
         return torch.stack([self.linear(x[:, head], weight[head]) for head in range(x.shape[1])], dim=1)
@@ -42,7 +48,7 @@ class Reference:
         """The products over the last dimension [..., n], summed: [...]."""
         left = _rows(a)
         right = left if b is a else _rows(b)
-        return torch.stack([torch.dot(x, y) for x, y in zip(left, right, strict=True)]).reshape(a.shape[:-1])
+        return torch.stack([_dot(x, y) for x, y in zip(left, right, strict=True)]).reshape(a.shape[:-1])
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         """x [..., n] over the root of its mean square, times weight [n] or [m, n] (x [..., m, n]) if there is one.
@@ -86,7 +92,7 @@ class Reference:
 
     def softmax(self, x: Tensor) -> Tensor:
         """Over the last dimension [..., n], for each row by itself."""
-        return by_row(lambda row: torch.softmax(row, dim=-1), x)
+        return torch.stack([torch.softmax(row, dim=-1) for row in _rows(x)]).reshape(x.shape)
 
     def sigmoid(self, x: Tensor) -> Tensor:
         """1 / (1 + exp(-x)) of x [..., n], for each row by itself."""
@@ -222,11 +228,17 @@ def _attended(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tens
     return torch.bmm(weights, values.transpose(0, 1)).reshape(heads, -1)
 
 
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """The products of two vectors [n], summed."""
+    first, *others = (torch.dot(x, y) for x, y in zip(torch.split(a, ALONE), torch.split(b, ALONE), strict=True))
+    return sum(others, first)
+
+
 def _delta_step(
     state: Tensor, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor
 ) -> tuple[Tensor, Tensor]:
     query, key = aligned(query), aligned(key)
-    state = decay[..., None] * state
+    state = decay[..., None] * state.contiguous()
     missed = beta[:, None] * (value - torch.bmm(key[:, None], state)[:, 0])
     state = state + key[..., None] * missed[:, None]
     return state, torch.bmm(query[:, None], state)[:, 0]
@@ -263,8 +275,10 @@ def inverse_sqrt(n: int) -> float:
 
 
 def by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A function of vectors [n] to [n], such as torch.tanh, for each row of x [..., n] by itself."""
-    return torch.stack([function(row) for row in _rows(x)]).reshape(x.shape)
+    """A function of values, such as torch.tanh, of each row of x [..., n] by itself."""
+    if x.shape[-1] <= ALONE:
+        return torch.stack([function(row) for row in _rows(x)]).reshape(x.shape)
+    return torch.cat([by_row(function, part) for part in torch.split(x, ALONE, dim=-1)], dim=-1)
 
 
 def aligned(x: Tensor) -> Tensor:

@@ -63,7 +63,8 @@ class Routing(Reference):
 
     def network(self, x: Tensor, gate: Weight, up: Weight, down: Weight, form: Gate = PLAIN) -> Tensor:
         """Rows x [rows, H] through a gated network with matrices [F, H], [F, H], [H, F]: [rows, H]."""
-        return self.linear(self.gated(self.linear(x, gate), self.linear(x, up), form), down)
+        first, second = self.linears(x, (gate, up))
+        return self.linear(self.gated(first, second, form), down)
 
     def sigmoid_router(self, logits: Tensor, bias: Tensor, router: Router) -> tuple[Tensor, Tensor]:
         """The experts of each row, ascending, and their weights, [rows, used] each, from logits [rows, experts].

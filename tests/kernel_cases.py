@@ -82,6 +82,11 @@ def _linear(draw: Draw, n: int) -> Case:
     return Case((draw(MOST, n),), lambda ops, x: ops.linear(x, weight))
 
 
+def _linears(draw: Draw, n: int) -> Case:
+    weights = draw.matrix(1 + 7 * n % 40, n), draw.matrix(3, n)
+    return Case((draw(MOST, n),), lambda ops, x: ops.linears(x, weights))
+
+
 def _linear_by_head(draw: Draw, n: int) -> Case:
     weight = draw.matrix(3, 1 + 7 * n % 40, n)
     return Case((draw(MOST, 3, n),), lambda ops, x: ops.linear_by_head(x, weight))
@@ -249,6 +254,7 @@ def _pooled(draw: Draw, n: int) -> Case:
 # By the name of an operation, and what is particular about a case of it.
 CASES: dict[str, Maker] = {
     "linear": _linear,
+    "linears": _linears,
     "linear_by_head": _linear_by_head,
     "dot": lambda draw, n: Case((draw(MOST, n), draw(MOST, n)), lambda ops, a, b: ops.dot(a, b)),
     "rms_norm": _rms_norm,

@@ -7,7 +7,8 @@ conversion. Integers of fewer bits than a byte are held further left, with a sma
 smallest exponent, and units that align products by exponents may cut what is far below it.
 
 A function gets the addresses of blocks and the number t; it gives the groups of a block in the order of their columns,
-each with its words, a scale and an offset: values are scale * integer + offset. A group has one or two runs.
+each with its words, a scale and, if the type has such, an offset: values are scale * integer + offset. A group has one
+or two runs.
 
 Source of the layouts: ggml-common.h and ggml-quants.c of llama.cpp b11549, which the gguf package's `quants` follows.
 """
@@ -20,12 +21,17 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from nextn.kernels.triton.functions import permuted_bytes
+from nextn.kernels.triton.functions import halves_less, permuted_bytes
 
 RUN = 16
 # A byte becomes a float as the last bits of 2^23.
 MAGIC = tl.constexpr(0x4B000000)
 MAGIC_FLOAT = tl.constexpr(8388608.0)
+# And as the last bits of 2^10, in each half of a word, a float16; this times 9/8 has 128 more.
+HALF_MAGIC = tl.constexpr(0x64646464)
+HALF_MAGIC_SIGNED = tl.constexpr(0x64806480)
+# What a float16 that is a whole number is to one that stands for itself by 2^-24.
+WHOLE = tl.constexpr(2.0**-24)
 # The first bit of each byte, of each half.
 SIGNS = tl.constexpr(0x80808080 - (1 << 32))
 HALF_SIGNS = tl.constexpr(0x80008000 - (1 << 32))
@@ -113,13 +119,18 @@ def _whole(bytes_: tl.tensor) -> tl.tuple:
 
 @triton.jit
 def q8_0(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
-    """d; 32 signed bytes, which are unsigned ones less 128 when their first bit is turned."""
+    """d; 32 signed bytes.
+
+    With the first bit turned, as the last bits of float16, they are 1024 + 128 more than what they are. An offset of
+    128 d would be far larger than a result.
+    """
     ours = blocks + 4 * t
-    d = _d(blocks, 0)
     words = ()
     for run in tl.static_range(2):
-        words = words + _whole(_twos(ours, 2 + 16 * run) ^ SIGNS)
-    return ((words, d, -128 * d),)
+        q = _twos(ours, 2 + 16 * run) ^ SIGNS
+        for c in tl.static_range(2):
+            words = words + (halves_less(permuted_bytes(q, HALF_MAGIC, 0x4240 + 0x101 * c), HALF_MAGIC_SIGNED),)
+    return ((words, _d(blocks, 0) * WHOLE),)
 
 
 @triton.jit
@@ -208,7 +219,7 @@ def mxfp4(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
             # Sign, two bits of exponent and one behind the point: as float16 they stand for 2^-14 of what they are.
             bits = _moved(q, 9 - 4 * run - 8 * c)
             words = words + (bits & 0x0E000E00 | bits << 3 & HALF_SIGNS,)
-    return ((words, d, 0 * d),)
+    return ((words, d),)
 
 
 @triton.jit
@@ -350,7 +361,8 @@ def iq4_xs(blocks: tl.tensor, t: tl.tensor) -> tl.tuple:
 class Format:
     """A type's block: its columns and bytes, in groups of so many runs; it begins at a multiple of `alignment`.
 
-    `at_once` is how many columns a warp takes at once, if they divide a row; or else a block.
+    `at_once` is how many columns a warp takes at once, if they divide a row; or else a block. Without `offset` values
+    are scale * integer.
     """
 
     decode: Any
@@ -359,6 +371,7 @@ class Format:
     alignment: int
     runs: int = 2
     at_once: int = 128
+    offset: bool = True
 
     @property
     def groups(self) -> int:
@@ -367,14 +380,14 @@ class Format:
 
 
 FORMATS: dict[str, Format] = {
-    "Q8_0": Format(q8_0, 32, 34, 2),
+    "Q8_0": Format(q8_0, 32, 34, 2, offset=False),
     "Q4_0": Format(q4_0, 32, 18, 2),
     "Q4_1": Format(q4_1, 32, 20, 4),
     "Q5_0": Format(q5_0, 32, 22, 2),
     "Q5_1": Format(q5_1, 32, 24, 4),
     # With more columns at once the table leaves too few registers.
     "IQ4_NL": Format(iq4_nl, 32, 18, 2, at_once=64),
-    "MXFP4": Format(mxfp4, 32, 17, 1),
+    "MXFP4": Format(mxfp4, 32, 17, 1, offset=False),
     "Q2_K": Format(q2_k, 256, 84, 4, runs=1),
     "Q3_K": Format(q3_k, 256, 110, 2, runs=1),
     "Q4_K": Format(q4_k, 256, 144, 8),

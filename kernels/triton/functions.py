@@ -28,15 +28,45 @@ def permuted_bytes(low: tl.tensor, high: tl.tensor, selector: tl.tensor) -> tl.t
 
 
 @triton.jit
+def halves_less(words: tl.tensor, less: tl.tensor) -> tl.tensor:
+    """The two float16 of each word less those of another."""
+    if COMPILED:
+        asm: tl.constexpr = "sub.rn.f16x2 $0, $1, $2;"
+        return tl.inline_asm_elementwise(asm, "=r,r,r", [words, less], tl.int32, is_pure=True, pack=1)
+    result = words & 0
+    for place in tl.static_range(0, 32, 16):
+        ours = (words >> place).to(tl.int16).to(tl.float16, bitcast=True)
+        theirs = ((words & 0) + less >> place).to(tl.int16).to(tl.float16, bitcast=True)
+        result |= ((ours - theirs).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF) << place
+    return result
+
+
+@triton.jit
 def place_of(ids: tl.tensor, rows: tl.tensor, ROWS: tl.constexpr, CHOSEN: tl.constexpr) -> tl.tuple:
     """Of a program of a product that takes so many rows: the part, the first of its rows, the part's matrix.
 
     That is number `ids[part]` if matrices are CHOSEN, or else the part itself.
     """
     programs = tl.cdiv(rows, ROWS)
-    part = (tl.program_id(0) // programs).to(tl.int64)
-    matrix = tl.load(ids + part).to(tl.int64) if CHOSEN else part
-    return part, tl.program_id(0) % programs * ROWS, matrix
+    part = tl.program_id(0) // programs
+    number = tl.load(ids + part) if CHOSEN else part
+    return part, tl.program_id(0) % programs * ROWS, number.to(tl.int64)
+
+
+@triton.jit
+def matrix_of(matrices: tl.tuple, outputs: tl.tuple, OUTPUTS: tl.constexpr) -> tl.tuple:
+    """Of a program of a product: its matrix, how many outputs that has, how many are before, the program's first.
+
+    Programs take OUTPUTS of one matrix each, and go on to the next matrix. Those behind the last have no programs.
+    """
+    program, before, matrix, count = tl.program_id(1), 0, matrices[0], outputs[0]
+    for i in tl.static_range(1, len(matrices)):
+        programs = tl.cdiv(count, OUTPUTS)
+        beyond = program >= programs
+        before += tl.where(beyond, count, 0)
+        program -= tl.where(beyond, programs, 0)
+        matrix, count = tl.where(beyond, matrices[i], matrix), tl.where(beyond, outputs[i], count)
+    return matrix, count, before, program * OUTPUTS
 
 
 @triton.jit

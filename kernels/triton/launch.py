@@ -25,6 +25,11 @@ WARPS = 4
 # What kernels are compiled with. With one stage loads are not copied through shared memory: each value is read by the
 # thread that needs it, and a turn of a loop has enough of them on their way.
 OPTIONS = {"enable_fp_fusion": False, "num_stages": 1}
+# The most matrices that a product takes at once, and its arguments for them.
+MATRICES = 4
+MATRIX_TYPES = {
+    name + (f"_{i}" if i else ""): type_ for name, type_ in (("w", "*u8"), ("outputs", "i32")) for i in range(MATRICES)
+}
 # What kernels take rows in, by the names that Triton has for pointers to them.
 ROW_TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
 
@@ -39,6 +44,12 @@ def launch(compiled: Any, grid: Sequence[int], *arguments: object, warps: int = 
     """Run a kernel on a grid of programs; nothing when there are none."""
     if 0 not in grid:
         compiled[tuple(grid)](*arguments, num_warps=warps, **OPTIONS, **constants)
+
+
+def filled(matrices: Sequence[torch.Tensor], outputs: Sequence[int]) -> tuple[torch.Tensor | int, ...]:
+    """Matrices and how many outputs each has, as many as MATRICES: those of a product's arguments."""
+    absent = MATRICES - len(matrices)
+    return *matrices, *[matrices[0]] * absent, *outputs, *[0] * absent
 
 
 @lru_cache(maxsize=256)

@@ -8,6 +8,7 @@ in one order, and the warps of a program, which share a row of the matrix block 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from nextn.kernels.triton.blocks import FORMATS, RUN
-from nextn.kernels.triton.functions import COMPILED, place_of
-from nextn.kernels.triton.launch import INTERPRETED, ROW_TYPES, Build, kernel, launch
+from nextn.kernels.triton.functions import COMPILED, matrix_of, place_of
+from nextn.kernels.triton.launch import INTERPRETED, MATRIX_TYPES, ROW_TYPES, Build, filled, kernel, launch
 
 # Rows of a tile, and how many tiles a program takes.
 ROWS = tl.constexpr(4)
@@ -133,14 +134,19 @@ def packed_product_kernel(
     sums: tl.tensor,
     scales: tl.tensor,
     w: tl.tensor,
+    w_1: tl.tensor,
+    w_2: tl.tensor,
+    w_3: tl.tensor,
+    outputs: tl.tensor,
+    outputs_1: tl.tensor,
+    outputs_2: tl.tensor,
+    outputs_3: tl.tensor,
     out: tl.tensor,
     ids: tl.tensor,
     rows: tl.tensor,
     blocks: tl.tensor,
-    outputs: tl.tensor,
+    parts: tl.tensor,
     parts_of_x: tl.tensor,
-    out_row: tl.tensor,
-    out_part: tl.tensor,
     DECODE: tl.constexpr,
     BYTES: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -148,30 +154,32 @@ def packed_product_kernel(
     AT_ONCE: tl.constexpr,
     TILES: tl.constexpr,
     SLICES: tl.constexpr,
+    OFFSET: tl.constexpr,
     CHOSEN: tl.constexpr,
 ) -> None:
-    """Split rows times the transpose of w [outputs, width] into out [rows, outputs], for each part.
+    """Split rows times the transposes of matrices w [parts, outputs, width]: out has [rows, parts, outputs] of each.
 
-    Part p has rows of its own, number p / `parts_of_x`, and out `out_part` values behind that of the one before.
+    Part p has rows of its own, number p / `parts_of_x`.
     """
-    part, first_row, matrix = place_of(ids, rows, ROWS * TILES, CHOSEN)
+    part, first_row, number = place_of(ids, rows, ROWS * TILES, CHOSEN)
     tiles, first_tile = tl.cdiv(rows, ROWS), first_row // ROWS
-    first = tl.program_id(1) * OUTPUTS
+    matrices, counts = (w, w_1, w_2, w_3), (outputs, outputs_1, outputs_2, outputs_3)
+    matrix, count, before, first = matrix_of(matrices, counts, OUTPUTS)
     # A warp takes blocks of its own, and has 8 x 4 threads, as the units have them: 8 rows of the matrix twice, or 4
     # rows of x in two halves, and the four threads that read 16 columns together.
     thread = tl.arange(0, SLICES * 32)
     s, g, t = thread // 32, thread // 4 % 8, thread % 4
     # Rows and blocks beyond the last are read as the last: nothing is written for those, and x is zero for these.
     row_bytes = blocks.to(tl.int64) * BYTES
-    upper_row = w + (matrix * outputs + tl.minimum(first + g, outputs - 1)) * row_bytes
-    lower_row = w + (matrix * outputs + tl.minimum(first + 8 + g, outputs - 1)) * row_bytes
-    halves += g * 4 + t
-    sums += t
-    # Of each tile of x where its rows begin, which of them are there, the products and what the offsets add.
-    begins, has_half, has_sum, totals, offsets = (), (), (), (), ()
+    upper_row = matrix + (number * count + tl.minimum(first + g, count - 1)) * row_bytes
+    lower_row = matrix + (number * count + tl.minimum(first + 8 + g, count - 1)) * row_bytes
+    x_group = (part // parts_of_x * tiles + first_tile).to(tl.int64) * blocks * GROUPS
+    halves += x_group * (RUNS * 64) + g * 4 + t
+    sums += x_group * ROWS + t
+    # Of each tile of x which rows are there, the products and what the offsets add.
+    has_half, has_sum, totals, offsets = (), (), (), ()
     for k in tl.static_range(TILES):
         tile = first_tile + k
-        begins = begins + ((part // parts_of_x * tiles + tile) * blocks * GROUPS,)
         has_half, has_sum = has_half + (tile * ROWS + g // 2 < rows,), has_sum + (tile * ROWS + t < rows,)
         totals = totals + (tl.zeros((SLICES, 16, 8), tl.float32),)
         offsets = offsets + (tl.zeros((SLICES * 32,), tl.float32), tl.zeros((SLICES * 32,), tl.float32))
@@ -187,18 +195,22 @@ def packed_product_kernel(
                 scale = tl.join(scale, scale).reshape(SLICES, 16, 8)
                 new_totals, new_offsets = (), ()
                 for k in tl.static_range(TILES):
-                    group = begins[k] + block * GROUPS
+                    group = (k * blocks + block) * GROUPS
                     words = ()
                     for j in tl.static_range(2 * RUNS):
                         word = halves + group * (RUNS * 64) + ((turn * GROUPS + i) * RUNS * 64 + j * 32)
                         words = words + (tl.load(word, mask=there & has_half[k], other=0),)
                     dot = _dot(ours, _columns(words), SLICES, RUNS * 16)
                     new_totals = new_totals + (tl.fma(scale, dot, totals[k]),)
-                    at = sums + group * ROWS + (turn * GROUPS + i) * ROWS
-                    x_sum = tl.load(at, mask=there & has_sum[k], other=0.0)
-                    new_offsets = new_offsets + (tl.fma(upper[i][2], x_sum, offsets[2 * k]),)
-                    new_offsets = new_offsets + (tl.fma(lower[i][2], x_sum, offsets[2 * k + 1]),)
-                totals, offsets = new_totals, new_offsets
+                    if OFFSET:
+                        at = sums + group * ROWS + (turn * GROUPS + i) * ROWS
+                        x_sum = tl.load(at, mask=there & has_sum[k], other=0.0)
+                        new_offsets = new_offsets + (tl.fma(upper[i][2], x_sum, offsets[2 * k]),)
+                        new_offsets = new_offsets + (tl.fma(lower[i][2], x_sum, offsets[2 * k + 1]),)
+                totals = new_totals
+                if OFFSET:
+                    offsets = new_offsets
+    out += rows.to(tl.int64) * parts * before + part.to(tl.int64) * count
     output = first + tl.arange(0, 16)[:, None]
     for k in tl.static_range(TILES):
         row = (first_tile + k) * ROWS + tl.arange(0, 4)[None, :]
@@ -207,26 +219,25 @@ def packed_product_kernel(
         offset = _outputs(offsets[2 * k], offsets[2 * k + 1], SLICES)
         # In two steps, for neither the largest nor the smallest numbers have room for it all.
         result = tl.fma((first_half + second_half) * scale, HALFWAY, offset * scale * (1 / HALFWAY))
-        at = out + part * out_part + row.to(tl.int64) * out_row + output
-        tl.store(at, tl.sum(result, axis=0).to(out.dtype.element_ty), mask=(row < rows) & (output < outputs))
+        at = out + row.to(tl.int64) * parts * count + output
+        tl.store(at, tl.sum(result, axis=0).to(out.dtype.element_ty), mask=(row < rows) & (output < count))
 
 
-def product(
-    x: Tensor, packed: Tensor, type_name: str, out: Tensor, out_step: tuple[int, int], ids: Tensor | None = None
-) -> None:
-    """Products of rows x [parts, rows, in] and a packed matrix for each part, or the one that `ids` [parts] has.
+def product(x: Tensor, matrices: Sequence[Tensor], type_name: str, out: Tensor, ids: Tensor | None = None) -> None:
+    """Products of rows x [parts, rows, in] and packed matrices: `out` has [rows, parts, outputs] for each in turn.
 
-    With ids, x may have fewer parts, each for as many matrices in a row. `out_step` is how many values of the result
-    are between two rows, and between two parts.
+    A matrix is one for each part; with `ids` [parts], part p takes number ids[p], and x may have fewer parts, each for
+    as many of them in a row.
     """
     form = FORMATS[type_name]
     count, rows, width = x.shape
-    parts, outputs = packed.shape[0] if ids is None else ids.numel(), packed.shape[-2]
+    parts, outputs = count if ids is None else ids.numel(), [matrix.shape[-2] for matrix in matrices]
     halves, sums, scales = _split(x, form.runs * RUN)
     constants = constants_of(type_name, rows, width)
-    grid = parts * triton.cdiv(rows, ROWS.value * constants["TILES"]), triton.cdiv(outputs, OUTPUTS.value)
-    numbers = rows, width // form.columns, outputs, parts // max(count, 1), *out_step
-    arguments = halves, sums, scales, packed, out, scales if ids is None else ids, *numbers
+    programs = sum(triton.cdiv(each, OUTPUTS.value) for each in outputs)
+    grid = parts * triton.cdiv(rows, ROWS.value * constants["TILES"]), programs
+    numbers = rows, width // form.columns, parts, parts // max(count, 1)
+    arguments = halves, sums, scales, *filled(matrices, outputs), out, scales if ids is None else ids, *numbers
     launch(packed_product_kernel, grid, *arguments, warps=WARPS, **constants, CHOSEN=ids is not None)
 
 
@@ -255,14 +266,15 @@ def constants_of(type_name: str, rows: int, width: int) -> dict[str, Any]:
         "AT_ONCE": 1 if width % form.at_once else max(form.at_once // form.columns, 1),
         "TILES": next((tile for tile in TILES if tiles <= tile), TILES[-1]),
         "SLICES": SLICES_INTERPRETED if INTERPRETED else WARPS,
+        "OFFSET": form.offset,
     }
 
 
 def _build(type_name: str, tiles: int, out: str = "*fp32", *, chosen: bool = False) -> Build:
     rows = ROWS.value * tiles
-    pointers = {"halves": "*i32", "sums": "*fp32", "scales": "*fp32", "w": "*u8", "out": out}
+    pointers = {"halves": "*i32", "sums": "*fp32", "scales": "*fp32", **MATRIX_TYPES, "out": out}
     pointers["ids"] = "*i64" if chosen else "*fp32"
-    numbers = dict.fromkeys(("rows", "blocks", "outputs", "parts_of_x", "out_row", "out_part"), "i32")
+    numbers = dict.fromkeys(("rows", "blocks", "parts", "parts_of_x"), "i32")
     constants = constants_of(type_name, rows, 4096) | {"CHOSEN": chosen}
     name, group = f"product {type_name} {out} {rows}{' expert' if chosen else ''}", f"product {type_name}"
     types, hot = pointers | numbers, tiles == 1

@@ -7,6 +7,7 @@ threads: how Triton lays out those of more may depend on how many rows there are
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nextn.kernels.triton.functions import place_of
-from nextn.kernels.triton.launch import INTERPRETED, ROW_TYPES, WARPS, Build, kernel, launch
+from nextn.kernels.triton.functions import matrix_of, place_of
+from nextn.kernels.triton.launch import INTERPRETED, MATRIX_TYPES, ROW_TYPES, WARPS, Build, filled, kernel, launch
 
 THREADS = 32 * WARPS
 # How many rows a program takes.
@@ -47,16 +48,21 @@ PLAIN = {"F32": Plain(1, tl.float32), "F16": Plain(4, tl.float16), "BF16": Plain
 def plain_product_kernel(
     x: tl.tensor,
     w: tl.tensor,
+    w_1: tl.tensor,
+    w_2: tl.tensor,
+    w_3: tl.tensor,
+    outputs: tl.tensor,
+    outputs_1: tl.tensor,
+    outputs_2: tl.tensor,
+    outputs_3: tl.tensor,
     out: tl.tensor,
     ids: tl.tensor,
     rows: tl.tensor,
     words: tl.tensor,
-    outputs: tl.tensor,
     x_row: tl.tensor,
     x_part: tl.tensor,
+    parts: tl.tensor,
     parts_of_x: tl.tensor,
-    out_row: tl.tensor,
-    out_part: tl.tensor,
     VALUES: tl.constexpr,
     KIND: tl.constexpr,
     BYTES: tl.constexpr,
@@ -65,13 +71,14 @@ def plain_product_kernel(
     STEP: tl.constexpr,
     CHOSEN: tl.constexpr,
 ) -> None:
-    """Rows x [parts, rows, width] times the transpose of w [outputs, width] into out, for each part.
+    """Rows x times the transposes of matrices w [parts, outputs, width]: out has [rows, parts, outputs] of each.
 
-    Part p has rows of its own, number p / `parts_of_x`, and out `out_part` values behind that of the one before.
+    Part p has rows of its own, number p / `parts_of_x`.
     """
-    part, first_row, matrix = place_of(ids, rows, ROWS, CHOSEN)
-    first_output = tl.program_id(1) * OUTPUTS
-    x += part // parts_of_x * x_part
+    part, first_row, number = place_of(ids, rows, ROWS, CHOSEN)
+    matrices, counts = (w, w_1, w_2, w_3), (outputs, outputs_1, outputs_2, outputs_3)
+    matrix, count, before, first = matrix_of(matrices, counts, OUTPUTS)
+    x += (part // parts_of_x).to(tl.int64) * x_part
     zero, totals = tl.zeros((STEP,), tl.float32), ()
     for _ in tl.static_range(OUTPUTS * ROWS):
         totals = totals + (zero,)
@@ -85,7 +92,7 @@ def plain_product_kernel(
                 given = given + (tl.load(row + word * VALUES + p, mask=word < words, other=0.0).to(tl.float32),)
         new_totals = ()
         for o in tl.static_range(OUTPUTS):
-            row = w + (matrix * outputs + tl.minimum(first_output + o, outputs - 1)) * words * BYTES
+            row = matrix + (number * count + tl.minimum(first + o, count - 1)) * words * BYTES
             values = ()
             if VALUES == 1:
                 values = (tl.load((row + word * BYTES).to(tl.pointer_type(KIND)), mask=word < words, other=0.0),)
@@ -99,28 +106,27 @@ def plain_product_kernel(
                     total = tl.fma(given[i * VALUES + p], values[p], total)
                 new_totals = new_totals + (total,)
         totals = new_totals
-    out += part * out_part
+    out += rows.to(tl.int64) * parts * before + part.to(tl.int64) * count + first
     for o in tl.static_range(OUTPUTS):
         for i in tl.static_range(ROWS):
-            at, there = (first_row + i).to(tl.int64) * out_row, (first_row + i < rows) & (first_output + o < outputs)
-            tl.store(out + at + first_output + o, tl.sum(totals[o * ROWS + i]).to(out.dtype.element_ty), mask=there)
+            at, there = (first_row + i).to(tl.int64) * parts * count, (first_row + i < rows) & (first + o < count)
+            tl.store(out + at + o, tl.sum(totals[o * ROWS + i]).to(out.dtype.element_ty), mask=there)
 
 
-def product(
-    x: Tensor, packed: Tensor, type_name: str, out: Tensor, out_step: tuple[int, int], ids: Tensor | None = None
-) -> None:
-    """As packed_products.product, with a matrix of floats: its bytes, uint8 [..., out, bytes of a row]."""
+def product(x: Tensor, matrices: Sequence[Tensor], type_name: str, out: Tensor, ids: Tensor | None = None) -> None:
+    """As packed_products.product, with matrices of floats: their bytes, uint8 [..., outputs, bytes of a row]."""
     count, rows, width = x.shape
-    parts, outputs = packed.shape[0] if ids is None else ids.numel(), packed.shape[-2]
-    constants = constants_of(type_name, rows, outputs)
-    grid = parts * triton.cdiv(rows, constants["ROWS"]), triton.cdiv(outputs, constants["OUTPUTS"])
-    numbers = rows, width // PLAIN[type_name].values, outputs, x.stride(1), x.stride(0), parts // max(count, 1)
-    arguments = x, packed, out, x if ids is None else ids, *numbers, *out_step
+    parts, outputs = count if ids is None else ids.numel(), [matrix.shape[-2] for matrix in matrices]
+    constants = constants_of(type_name, rows, sum(outputs))
+    programs = sum(triton.cdiv(each, constants["OUTPUTS"]) for each in outputs)
+    grid = parts * triton.cdiv(rows, constants["ROWS"]), programs
+    numbers = rows, width // PLAIN[type_name].values, x.stride(1), x.stride(0), parts, parts // max(count, 1)
+    arguments = x, *filled(matrices, outputs), out, x if ids is None else ids, *numbers
     launch(plain_product_kernel, grid, *arguments, **constants, CHOSEN=ids is not None)
 
 
 def constants_of(type_name: str, rows: int, outputs: int) -> dict[str, Any]:
-    """What the kernel is compiled for; all but ROWS follows from the matrix alone."""
+    """What the kernel is compiled for; all but ROWS follows from the matrices alone."""
     form = PLAIN[type_name]
     most, fair = (COLUMNS_INTERPRETED, outputs) if INTERPRETED else (COLUMNS, outputs // PROGRAMS)
     return {
@@ -135,8 +141,8 @@ def constants_of(type_name: str, rows: int, outputs: int) -> dict[str, Any]:
 
 def _build(type_name: str, rows: int, x: str, out: str | None = None) -> Build:
     """The kernel for a matrix of some thousands of rows; with a type of results for those of experts."""
-    pointers = {"x": x, "w": "*u8", "out": out or x, "ids": "*i64" if out else x}
-    numbers = ("rows", "words", "outputs", "x_row", "x_part", "parts_of_x", "out_row", "out_part")
+    pointers = {"x": x, **MATRIX_TYPES, "out": out or x, "ids": "*i64" if out else x}
+    numbers = ("rows", "words", "x_row", "x_part", "parts", "parts_of_x")
     constants = constants_of(type_name, rows, 4096) | {"CHOSEN": out is not None}
     name, group = f"product {type_name} {x} {rows}{' expert' if out else ''}", f"product {type_name} {x}"
     return Build(name, plain_product_kernel, pointers | dict.fromkeys(numbers, "i32"), constants, group=group)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -13,13 +14,15 @@ from torch import Tensor
 from nextn.kernels.routing import PLAIN, Gate, Routing
 from nextn.kernels.triton import packed_products, plain_products
 from nextn.kernels.triton.blocks import FORMATS
-from nextn.kernels.triton.launch import INTERPRETED, ROW_TYPES, WARPS, Build, kernel, launch
+from nextn.kernels.triton.launch import INTERPRETED, MATRICES, ROW_TYPES, WARPS, Build, kernel, launch
 from nextn.kernels.weight import Weight
 
 # Columns of a program that combines the results of experts.
 COMBINED = 4 * 32 * WARPS
+# What multiplies by matrices of a type.
+Product = Callable[[Tensor, Sequence[Tensor], str, Tensor, Tensor | None], None]
 # A matrix's bytes, its type, and what multiplies by it.
-Kept = tuple[Tensor, str, Callable[..., None]]
+Kept = tuple[Tensor, str, Product]
 
 
 @kernel
@@ -48,52 +51,69 @@ class Products(Routing):
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         """As defined."""
-        return _product(x[:, None], weight)[:, 0]
+        return self.linears(x, (weight,))[0]
+
+    def linears(self, x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
+        """As defined."""
+        return tuple(y[:, 0] for y in _products(x[None], weights, x.dtype))
 
     def linear_by_head(self, x: Tensor, weight: Weight) -> Tensor:
         """As defined."""
-        return _product(x, weight)
+        return _products(x.transpose(0, 1), (weight,), x.dtype)[0]
 
     def experts(
         self, x: Tensor, chosen: Tensor, shares: Tensor, matrices: tuple[Weight, Weight, Weight], form: Gate = PLAIN
     ) -> Tensor:
         """As defined."""
-        gate, up, down = matrices
-        inner = self.gated(expert_linear(x, gate, chosen), expert_linear(x, up, chosen), form)
-        return _combined(expert_linear(inner, down, chosen), shares, x.dtype)
+        *first, down = matrices
+        gate, up = expert_linears(x, first, chosen)
+        (results,) = expert_linears(self.gated(gate, up, form), (down,), chosen)
+        return _combined(results, shares, x.dtype)
 
 
-def expert_linear(x: Tensor, weight: Weight, ids: Tensor) -> Tensor:
-    """Rows times the transposes of matrices `ids` [rows, used] of weight [experts, out, in].
+def expert_linears(x: Tensor, weights: Sequence[Weight], ids: Tensor) -> list[Tensor]:
+    """Rows times the transposes of matrices `ids` [rows, used] of each of the weights [experts, out, in].
 
-    x is [rows, in], for all of a row's matrices, or [rows * used, in]; the result is float32 [rows * used, out].
+    x is [rows, in], for all of a row's matrices, or [rows * used, in]; results are float32 [rows * used, out].
     """
-    x, (packed, type_name, product) = _rows(x, weight), _kept(weight)
-    out = x.new_empty(ids.numel(), weight.shape[-2], dtype=torch.float32)
-    product(x[:, None], packed, type_name, out, (0, out.shape[1]), ids.contiguous())
-    return out
+    return [y[0] for y in _products(x[:, None], weights, torch.float32, ids.contiguous())]
 
 
-def _product(x: Tensor, weight: Weight) -> Tensor:
-    """x [rows, parts, in] times the transposes of weight [parts, out, in], or [out, in]: [rows, parts, out]."""
-    x, (packed, type_name, product) = _rows(x, weight), _kept(weight)
-    out = x.new_empty(*x.shape[:2], weight.shape[-2])
-    product(x.transpose(0, 1), packed.view(-1, *packed.shape[-2:]), type_name, out, out.stride()[:2])
-    return out
+def _products(x: Tensor, weights: Sequence[Weight], dtype: torch.dtype, ids: Tensor | None = None) -> list[Tensor]:
+    """x [parts, rows, in] times the transposes of weights [parts, out, in], or those by `ids`: [rows, parts, out] each.
+
+    Matrices of one type are multiplied together, so that rows are prepared, and a GPU's processors filled, once.
+    """
+    together: dict[tuple[str, Product], list[int]] = {}
+    for i, weight in enumerate(weights):
+        _, type_name, product = _kept(weight)
+        together.setdefault((type_name, product), []).append(i)
+    found: dict[int, Tensor] = {}
+    x, (rows, parts) = _rows(x, weights), (x.shape[1], x.shape[0] if ids is None else ids.numel())
+    for (type_name, product), all_places in together.items():
+        for start in range(0, len(all_places), MATRICES):
+            places = all_places[start : start + MATRICES]
+            shapes = [(rows, parts, weights[i].shape[-2]) for i in places]
+            sizes = list(map(math.prod, shapes))
+            out = x.new_empty(sum(sizes), dtype=dtype)
+            product(x, [_kept(weights[i])[0] for i in places], type_name, out, ids)
+            found |= {i: y.view(shape) for i, y, shape in zip(places, torch.split(out, sizes), shapes, strict=True)}
+    return [found[i] for i in range(len(weights))]
 
 
-def _rows(x: Tensor, weight: Weight) -> Tensor:
+def _rows(x: Tensor, weights: Sequence[Weight]) -> Tensor:
     """Rows without gaps, which kernels take."""
     if x.dtype not in ROW_TYPES:
         raise ValueError(f"rows are {x.dtype}: kernels take float32 and bfloat16")
-    if x.shape[-1] != weight.shape[-1]:
-        raise ValueError(f"rows of {x.shape[-1]} values, want {weight.shape[-1]}")
-    return x.contiguous()
+    for weight in weights:
+        if x.shape[-1] != weight.shape[-1]:
+            raise ValueError(f"rows of {x.shape[-1]} values, want {weight.shape[-1]}")
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _kept(weight: Weight) -> Kept:
     """What a product takes of a matrix; what no kernel reads is decoded once."""
-    if weight.kept is None:
+    if not isinstance(weight.kept, tuple):
         name, width = weight.type_name, weight.shape[-1]
         if name in FORMATS and width % FORMATS[name].columns == 0:
             weight.kept = _aligned(weight.packed, FORMATS[name].alignment), name, packed_products.product

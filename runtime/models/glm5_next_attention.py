@@ -51,8 +51,8 @@ class Indexer:
 
     def write(self, x: Tensor, chunks: Sequence[Chunk]) -> None:
         """Keep what later rows read of normed rows x [rows, width]; and of the pools that they complete."""
-        keys = self._ops.layer_norm(self._ops.linear(x, self._key), self._key_norm, self._key_bias, self._eps)
-        gates = self._ops.linear(x, self._gate)
+        keys, gates = self._ops.linears(x, (self._key, self._gate))
+        keys = self._ops.layer_norm(keys, self._key_norm, self._key_bias, self._eps)
         for chunk, span in spans(chunks):
             rows, first = chunk.state.rows, chunk.first
             rows[self._key_rows].write(first, keys[span])

@@ -53,12 +53,13 @@ class DeltaAttention:
 
     def __call__(self, x: Tensor, chunks: Sequence[Chunk]) -> Tensor:
         """Normed rows x [rows, width] of all chunks to rows [rows, width]; the states' trails go on."""
-        projected = torch.cat([self._ops.linear(x, matrix) for matrix in self._projections], dim=1)  # [rows, 3 D]
+        *parts, f, beta, g = self._ops.linears(x, (*self._projections, self._f_a, self._beta, self._g_a))
+        projected = torch.cat(parts, dim=1)  # [rows, 3 D]
         convolved = convolved_rows(self._ops, projected, chunks, self._conv_trail, self._conv)
         # Decay, correction and output gate are of the row itself, not of the convolved one.
-        f = self._ops.linear(self._ops.linear(x, self._f_a), self._f_b)
+        f = self._ops.linear(f, self._f_b)
         decay = self._ops.channel_decays(f, self._dt, self._a, self._bound)  # [rows, heads, key channels]
-        inputs = (convolved, decay, self._ops.linear(x, self._beta))
+        inputs = (convolved, decay, beta)
         read = recurrent_rows(self._ops, inputs, chunks, self._delta_trail, self._heads, L2_EPS)
-        gates = self._ops.linear(self._ops.linear(x, self._g_a), self._g_b)
-        return self._ops.linear(self._ops.normed_gated_heads(read, self._norm, self._eps, gates), self._output)
+        gated = self._ops.normed_gated_heads(read, self._norm, self._eps, self._ops.linear(g, self._g_b))
+        return self._ops.linear(gated, self._output)

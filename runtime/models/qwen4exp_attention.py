@@ -67,10 +67,13 @@ class Attention:
 
     def remember(self, x: Tensor, chunks: Sequence[Chunk], positions: Tensor) -> None:
         """Write what later queries read of the rows x [rows, H], whose `positions` are by frequency."""
+        keys, values, indexer = self.ops.linears(x, (self.key, self.value, self.indexer_key))
+        self._write(keys, values, indexer, chunks, positions)
+
+    def _write(self, keys: Tensor, values: Tensor, indexer: Tensor, chunks: Sequence[Chunk], positions: Tensor) -> None:
         heads = (-1, self.kv_heads, self.width)
-        keys = self._turned(self.ops.linear(x, self.key).reshape(heads), self.key_norm, positions)
-        values = self.ops.linear(x, self.value).reshape(heads)
-        indexer = self.ops.linear(x, self.indexer_key)  # neither normed nor rotated: that is done to their means
+        keys, values = self._turned(keys.reshape(heads), self.key_norm, positions), values.reshape(heads)
+        # Keys of the indexer are neither normed nor rotated: that is done to their means.
         for chunk, span in spans(chunks):
             for what, rows in (("keys", keys), ("values", values), ("indexer", indexer)):
                 chunk.state.rows[self._name(what)].write(chunk.first, rows[span])
@@ -92,11 +95,13 @@ class Attention:
 
     def __call__(self, x: Tensor, chunks: Sequence[Chunk], positions: Tensor) -> Tensor:
         """Rows x [rows, H] attend to what is before them in their sequences and to themselves: [rows, H]."""
-        self.remember(x, chunks, positions)
-        both = self.ops.linear(x, self.query).reshape(-1, self.heads, 2 * self.width)  # each head: query, then gate
+        matrices = self.query, self.indexer_query, self.key, self.value, self.indexer_key
+        both, indexer, keys, values, indexer_keys = self.ops.linears(x, matrices)
+        self._write(keys, values, indexer_keys, chunks, positions)
+        both = both.reshape(-1, self.heads, 2 * self.width)  # each head: query, then gate
         queries, gates = both[..., : self.width], both[..., self.width :].flatten(1)
         queries = self._turned(queries, self.query_norm, positions)
-        indexer = self.ops.linear(x, self.indexer_query).reshape(-1, self.indexer_heads, self.indexer_width)
+        indexer = indexer.reshape(-1, self.indexer_heads, self.indexer_width)
         indexer = self._turned(indexer, self.indexer_query_norm, positions)
         attended = joined([self._attend(chunk, queries[span], indexer[span]) for chunk, span in spans(chunks)])
         return self.ops.linear(self.ops.gated_heads(attended, gates), self.output)

@@ -55,12 +55,10 @@ class DeltaNet:
 
     def __call__(self, x: Tensor, chunks: Sequence[Chunk]) -> Tensor:
         """x [rows, H]: [rows, H]."""
-        inputs = self.ops.linear(x, self.qkv)
+        inputs, alpha, beta, gates = self.ops.linears(x, (self.qkv, self.alpha, self.beta, self.gate))
         convolved = convolved_rows(self.ops, inputs, chunks, f"{self.block}.conv", self.conv)
-        decay = self.ops.decays(self.ops.linear(x, self.alpha), self.rates, self.bias)[..., None]
-        parts = (convolved, decay, self.ops.linear(x, self.beta))
-        read = recurrent_rows(self.ops, parts, chunks, f"{self.block}.delta", self.key_heads, L2_EPS)
-        gates = self.ops.linear(x, self.gate)
+        decay = self.ops.decays(alpha, self.rates, self.bias)[..., None]
+        read = recurrent_rows(self.ops, (convolved, decay, beta), chunks, f"{self.block}.delta", self.key_heads, L2_EPS)
         return self.ops.linear(self.ops.normed_gated_heads(read, self.norm, self.eps, gates), self.output)
 
 
@@ -98,9 +96,10 @@ class NGrams:
         """Streams [rows, C, H] with the n-grams added: [rows, C, H]."""
         rows = streams.shape[0]
         found = self.table.gather([index for chunk in chunks for index in self._indices(chunk)]).reshape(rows, -1)
-        keys = self.ops.rms_norm(self.ops.linear(found, self.key).reshape(streams.shape), self.key_norm, self.eps)
+        keys, values = self.ops.linears(found, (self.key, self.value))
+        keys = self.ops.rms_norm(keys.reshape(streams.shape), self.key_norm, self.eps)
         queries = self.ops.rms_norm(streams, self.query_norm, self.eps)
-        gated = self.ops.ngram_gates(keys, queries)[..., None] * self.ops.linear(found, self.value)[:, None]
+        gated = self.ops.ngram_gates(keys, queries)[..., None] * values[:, None]
         normed = self.ops.rms_norm(gated, self.conv_norm, self.eps).reshape(rows, -1)
         convolved = convolved_rows(self.ops, normed, chunks, f"{self.block}.ngrams", self.conv, self.dilation)
         return streams + gated + convolved.reshape(streams.shape)

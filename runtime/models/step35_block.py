@@ -72,8 +72,12 @@ class Attention:
 
     def remember(self, a: Tensor, batch: Batch) -> None:
         """Write keys and values of rows [rows, H]; they depend on nothing that attention finds."""
-        key = self._turned(self.ops.linear(a, self.key), self.key_norm, batch)  # [rows, kv heads, d]
-        value = self.ops.linear(a, self.value).reshape(key.shape)
+        key, value = self.ops.linears(a, (self.key, self.value))
+        self._write(key, value, batch)
+
+    def _write(self, key: Tensor, value: Tensor, batch: Batch) -> None:
+        key = self._turned(key, self.key_norm, batch)  # [rows, kv heads, d]
+        value = value.reshape(key.shape)
         for chunk, span in spans(batch.chunks):
             keys, values = self._caches(chunk)
             keys.write(chunk.first, key[span])
@@ -81,8 +85,9 @@ class Attention:
 
     def __call__(self, a: Tensor, batch: Batch) -> Tensor:
         """From rows [rows, H], the norm already applied, to rows [rows, H]."""
-        self.remember(a, batch)
-        query = self._turned(self.ops.linear(a, self.query), self.query_norm, batch)  # [rows, heads, d]
+        query, gate, key, value = self.ops.linears(a, (self.query, self.gate, self.key, self.value))
+        self._write(key, value, batch)
+        query = self._turned(query, self.query_norm, batch)  # [rows, heads, d]
         scale = inverse_sqrt(self.head_width)
         read = []
         for chunk, span in spans(batch.chunks):
@@ -90,7 +95,7 @@ class Attention:
             begins = batch.window_begins[span] if self.slides else [0] * len(chunk)
             keys, values = (rows.first(ends[-1]) for rows in self._caches(chunk))
             read.append(self.ops.attend(query[span], keys, values, begins, ends, scale))
-        gated = self.ops.gated_heads(joined(read), self.ops.linear(a, self.gate))  # [rows, heads * d]
+        gated = self.ops.gated_heads(joined(read), gate)  # [rows, heads * d]
         return self.ops.linear(gated, self.output)
 
     def _turned(self, x: Tensor, norm: Tensor, batch: Batch) -> Tensor:

@@ -105,6 +105,28 @@ def test_blocks_that_a_warp_takes_together(type_name: str) -> None:
     assert torch.equal(ops.linear(rows[5:], weight), together[5:])
 
 
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_several_matrices_are_multiplied_as_each_alone(rows: int, dtype: torch.dtype) -> None:
+    """More of one type than a launch takes, of very different heights; and types between each other."""
+    shapes = [("Q8_0", 3), ("F32", 7), ("Q8_0", 40), ("Q4_0", 17), ("Q8_0", 1), ("Q8_0", 16), ("F32", 1), ("Q8_0", 33)]
+    weights = [DeviceWeight(name, out, 64, seed=i) for i, (name, out) in enumerate(shapes)]
+    x = noise(25, rows, 64, dtype=dtype)
+    found = ops.linears(x, weights)
+    assert [tuple(y.shape) for y in found] == [(rows, out) for _, out in shapes]
+    assert all(torch.equal(y, ops.linear(x, weight)) for y, weight in zip(found, weights, strict=True))
+    if rows:
+        assert all(error(y, definition(x, w)) < TOLERANCES[dtype] for y, w in zip(found, weights, strict=True))
+
+
+@pytest.mark.parametrize("type_name", ["Q8_0", "Q4_0", "Q6_K"])
+def test_rows_that_are_not_zero_on_average(type_name: str) -> None:
+    """What is added to integers, so that they have no sign, must not count by much more than they do."""
+    weight = DeviceWeight(type_name, 3, 4096, seed=26)
+    x = 1 + noise(27, 2, 4096) / 10
+    assert error(ops.linear(x, weight), definition(x, weight)) < 1e-5
+
+
 @pytest.mark.parametrize("power", [-100, -20, 20, 100])
 def test_a_row_may_be_large_or_small(power: int) -> None:
     weight = weight_of("Q4_1", 3, seed=21)
