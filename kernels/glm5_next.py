@@ -85,7 +85,9 @@ class Glm5NextOperations(Reference):
 
         The weights are softmax over the members of gates [members, n] + offsets [members, n].
         """
-        return (torch.softmax(gates + offsets, dim=0) * keys).sum(dim=0)
+        logits = gates + offsets
+        weights = self.exp(logits - logits.amax(dim=0))
+        return (_sum(weights * keys, 0) / _sum(weights, 0))[0]
 
     def pool_scores(self, queries: Tensor, weights: Tensor, pooled: Tensor) -> Tensor:
         """Scores [pools] of pooled keys [pools, n] for one row: relu of their products with its queries [heads, n].

@@ -47,7 +47,8 @@ class Attention(Reference):
         query, keys, values = whole(query), with_whole_rows(keys), with_whole_rows(values)
         (rows, heads, d), reach = query.shape, numbers(begins, ends)
         (count, kv_heads, width), (known, _, dv) = keys.shape, values.shape
-        if len(reach) != 2 * rows or min(begins) < 0 or max(ends) > min(count, known) or width != d:
+        fits = width == d and values.shape[1] == kv_heads and heads % kv_heads == 0
+        if len(reach) != 2 * rows or min(begins) < 0 or max(ends) > min(count, known) or not fits:
             raise ValueError(f"{rows} rows of {d} values cannot attend to {reach.tolist()} of {list(keys.shape)} keys")
         out, group = fresh(rows, heads, dv), heads // kv_heads
         parts = -(-group // HEADS_OF_TASK)
@@ -166,8 +167,10 @@ def _read(
             own, own_out = floats(own_at), floats(own_out_at)
             top = tops[head]
             new = max(top, largest(own, count))
+            # As long as no key scores more than -inf there is nothing to be beside.
+            beside = float32(0) if new == -np.inf else new
             for i in range(count):
-                own[i] = functions.exp(own[i] - new)
+                own[i] = functions.exp(own[i] - beside)
             if new > top:
                 shrink = functions.exp(float32(top - new))
                 sums[head] *= shrink

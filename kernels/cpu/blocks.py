@@ -24,8 +24,11 @@ FLOATS, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(I32, LANES)
 Value: TypeAlias = Any
 Vectors = Iterator[Value]
 
+FEATURES = binding.get_host_cpu_features()
 # An instruction that looks sixteen integers up in sixteen others.
-HAS_PERMUTATION = bool(binding.get_host_cpu_features().get("avx512f"))
+HAS_PERMUTATION = bool(FEATURES.get("avx512f"))
+# Instructions that widen halves. Processors that are not x86 have them; without, LLVM would call a library.
+HAS_HALVES = bool(FEATURES.get("f16c", True))
 
 # What four bits stand for.
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -54,7 +57,25 @@ class Block:
 
     def half(self, offset: int) -> Value:
         """One F16 as a float."""
-        return self.builder.fpext(self.load(HALF, offset), FLOAT)
+        return self._widened(self.load(I16, offset), HALF, I32, FLOAT)
+
+    def halves(self, offset: int) -> Value:
+        """Sixteen F16 as floats."""
+        return self._widened(self.load(ir.VectorType(I16, LANES), offset), ir.VectorType(HALF, LANES), INTS, FLOATS)
+
+    def _widened(self, halves: Value, half: ir.Type, integer: ir.Type, floating: ir.Type) -> Value:
+        """Bits of F16, one or several, as floats."""
+        if HAS_HALVES:
+            return self.builder.fpext(self.builder.bitcast(halves, half), floating)
+        bits = self.builder.zext(halves, integer)
+        # Exponents of float are 112 larger; the product is exact, also where an F16 is subnormal.
+        magnitude = self.builder.shl(self.bits(bits, 0, 15), constant(integer, 13))
+        grown = self.builder.fmul(self.builder.bitcast(magnitude, floating), constant(floating, 2.0**112))
+        # Infinities and what is no number have the largest exponent of either.
+        special = self.builder.or_(magnitude, constant(integer, 0x7F800000))
+        is_special = self.builder.icmp_unsigned(">=", magnitude, constant(integer, 0x7C00 << 13))
+        magnitude = self.builder.select(is_special, special, self.builder.bitcast(grown, integer))
+        return self.builder.bitcast(self.joined(magnitude, self.bits(bits, 15, 1), 31), floating)
 
     def bits(self, value: Value, shift: int, count: int) -> Value:
         """So many bits of an integer, or of each of several, from bit `shift` on."""
@@ -108,8 +129,8 @@ class Block:
         return found[0]
 
 
-def constant(kind: ir.Type, value: int) -> ir.Constant:
-    """An integer of a type, in all lanes of a vector."""
+def constant(kind: ir.Type, value: float) -> ir.Constant:
+    """A number of a type, in all lanes of a vector."""
     return ir.Constant(kind, [value] * LANES) if isinstance(kind, ir.VectorType) else ir.Constant(kind, value)
 
 
@@ -122,7 +143,7 @@ def f32(block: Block) -> Vectors:
 def f16(block: Block) -> Vectors:
     """32 halves."""
     for half in range(2):
-        yield block.builder.fpext(block.load(ir.VectorType(HALF, LANES), 32 * half), FLOATS)
+        yield block.halves(32 * half)
 
 
 def bf16(block: Block) -> Vectors:

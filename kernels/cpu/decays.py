@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from nextn.kernels.cpu import functions
-from nextn.kernels.cpu.memory import compiled, float32, floats, like, whole
+from nextn.kernels.cpu.memory import compiled, float32, floats, like, sized, whole
 from nextn.kernels.glm5_next import Glm5NextOperations
 from nextn.kernels.qwen4exp import Qwen4ExpOperations
 
@@ -17,12 +17,13 @@ class Decays(Qwen4ExpOperations, Glm5NextOperations):
         """As defined."""
         x = whole(x)
         out, heads = like(x), x.shape[1]
+        rates, bias = sized(rates, heads), sized(bias, heads)
         _decays(x.data_ptr(), rates.data_ptr(), bias.data_ptr(), out.data_ptr(), x.numel(), heads)
         return out
 
     def channel_decays(self, f: Tensor, bias: Tensor, a: Tensor, lower_bound: float | None) -> Tensor:
         """As defined."""
-        f = whole(f)
+        f, a, bias = whole(f), whole(a), sized(bias, f.shape[1])
         rows, heads = f.shape[0], a.shape[0]
         out, n = like(f).view(rows, heads, -1), f.shape[1] // heads
         bound = 0.0 if lower_bound is None else float(lower_bound)

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from nextn.kernels.cpu import functions
-from nextn.kernels.cpu.memory import compiled, dot, float32, floats, fresh, largest, like, total, whole
+from nextn.kernels.cpu.memory import compiled, dot, float32, floats, fresh, largest, like, sized, total, whole
 from nextn.kernels.routing import NO_LIMIT, PLAIN, Gate, Routing
 
 
@@ -50,31 +50,30 @@ class Elementwise(Routing):
 
     def dot(self, a: Tensor, b: Tensor) -> Tensor:
         """As defined."""
-        a, b, n = whole(a), whole(b), a.shape[-1]
+        a, b, n = whole(a), sized(b, a.numel()), a.shape[-1]
         out = fresh(*a.shape[:-1])
         _dots(a.data_ptr(), b.data_ptr(), out.data_ptr(), out.numel(), n)
         return out
 
     def gated(self, gate: Tensor, up: Tensor, form: Gate = PLAIN) -> Tensor:
         """As defined."""
-        gate, up = whole(gate), whole(up)
+        gate, up = whole(gate), sized(up, gate.numel())
         out, limit = like(gate), form.limit if form.limit > NO_LIMIT else np.inf
         _gated(gate.data_ptr(), up.data_ptr(), out.data_ptr(), gate.numel(), float(limit), form.behind)
         return out
 
     def gated_heads(self, x: Tensor, gates: Tensor) -> Tensor:
         """As defined."""
-        x, gates = whole(x), whole(gates)
-        rows, heads, n = x.shape
-        out = fresh(rows, heads * n)
-        shared = x.numel() // gates.numel()
+        (rows, heads, n), x = x.shape, whole(x)
+        shared = n if gates.shape[-1] == heads else 1  # values that have one gate
+        gates, out = sized(gates, rows * heads * n // shared), fresh(rows, heads * n)
         _gated_heads(x.data_ptr(), gates.data_ptr(), out.data_ptr(), gates.numel(), shared)
         return out
 
     def add_gated(self, x: Tensor, y: Tensor, inputs: Tensor, gate: Tensor) -> Tensor:
         """As defined."""
-        x, y, inputs = whole(x), whole(y), whole(inputs)
-        out, (rows, n) = like(x), x.shape
+        (rows, n), x = x.shape, whole(x)
+        y, inputs, gate, out = sized(y, rows * n), sized(inputs, rows * n), sized(gate, n), like(x)
         _add_gated(x.data_ptr(), y.data_ptr(), inputs.data_ptr(), gate.data_ptr(), out.data_ptr(), rows, n)
         return out
 

@@ -133,6 +133,13 @@ def whole(x: Tensor) -> Tensor:
     return x if x.is_contiguous() else x.contiguous()
 
 
+def sized(x: Tensor, count: int) -> Tensor:
+    """`whole` of x. ValueError unless it has so many values: what is compiled would read on behind fewer."""
+    if x.numel() != count:
+        raise ValueError(f"{list(x.shape)} values are given where {count} are read")
+    return whole(x)
+
+
 def with_whole_rows(x: Tensor) -> Tensor:
     """x as it is if its last dimension has no gaps. TypeError as `whole` raises it."""
     return whole(x) if x.dtype is not FLOAT32 or x.stride(-1) != 1 else x

@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from nextn.kernels.cpu import functions
-from nextn.kernels.cpu.memory import compiled, dot, float32, float64, floats, fresh, like, total, whole
+from nextn.kernels.cpu.memory import compiled, dot, float32, float64, floats, fresh, like, sized, total, whole
 from nextn.kernels.reference import Reference
 
 
@@ -18,23 +18,26 @@ class Norms(Reference):
         """As defined."""
         x = whole(x)
         out, n = like(x), x.shape[-1]
-        address, weights = (0, 1) if weight is None else (weight.data_ptr(), weight.numel() // n)
+        address, weights = 0, 1
+        if weight is not None:
+            weights = 1 if weight.dim() == 1 else x.shape[-2]
+            weight = sized(weight, weights * n)
+            address = weight.data_ptr()
         _rms_norm(x.data_ptr(), address, out.data_ptr(), x.numel() // n, n, weights, eps)
         return out
 
     def added_and_normed(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """As defined."""
-        x, y = whole(x), whole(y)
-        added, out, (rows, n) = like(x), like(x), x.shape
+        (rows, n), x = x.shape, whole(x)
+        y, weight, added, out = sized(y, rows * n), sized(weight, n), like(x), like(x)
         addresses = (x.data_ptr(), y.data_ptr(), weight.data_ptr(), added.data_ptr(), out.data_ptr())
         _added_and_normed(*addresses, rows, n, eps)
         return added, out
 
     def normed_gated_heads(self, x: Tensor, weight: Tensor, eps: float, gates: Tensor) -> Tensor:
         """As defined."""
-        x, gates = whole(x), whole(gates)
-        rows, heads, n = x.shape
-        out = fresh(rows, heads * n)
+        (rows, heads, n), x = x.shape, whole(x)
+        weight, gates, out = sized(weight, n), sized(gates, x.numel()), fresh(rows, heads * n)
         addresses = (x.data_ptr(), weight.data_ptr(), gates.data_ptr(), out.data_ptr())
         _normed_gated_heads(*addresses, rows * heads, n, eps)
         return out
@@ -50,6 +53,7 @@ class Norms(Reference):
         """As defined."""
         x = whole(x)
         out, n = like(x), x.shape[-1]
+        weight, bias = sized(weight, n), sized(bias, n)
         _layer_norm(x.data_ptr(), weight.data_ptr(), bias.data_ptr(), out.data_ptr(), x.numel() // n, n, eps)
         return out
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -45,9 +44,9 @@ def _one_group(rows: int) -> array[int]:
 
 def packed(weight: Weight) -> Packed:
     """A weight as the loops take it; one of a type without a microkernel is decoded, for good."""
-    if weight.kept is None:
+    if not isinstance(weight.kept, Packed):
         weight.kept = _packed(weight)
-    return cast(Packed, weight.kept)
+    return weight.kept
 
 
 def _packed(weight: Weight) -> Packed:

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from nextn.kernels.cpu import functions
-from nextn.kernels.cpu.memory import compiled, float32, floats, fresh, int64, shared_by_threads, whole
+from nextn.kernels.cpu.memory import compiled, float32, floats, fresh, int64, shared_by_threads, sized, whole
 from nextn.kernels.cpu.norms import inverse_root
 from nextn.kernels.reference import Reference
 
@@ -21,27 +21,29 @@ class Recurrent(Reference):
         self, x: Tensor, past: Tensor, weight: Tensor, dilation: int, keep: int
     ) -> tuple[Tensor, Tensor]:
         """As defined."""
-        x, past = whole(x), whole(past)
-        (rows, channels), reach = x.shape, past.shape[0]
+        (rows, channels), taps = x.shape, weight.shape[1]
+        reach = (taps - 1) * dilation
+        x, past, weight = whole(x), sized(past, reach * channels), sized(weight, channels * taps)
         kept = min(rows, keep)
         out, pasts = fresh(rows, channels), fresh(kept, reach, channels)
         addresses = (x.data_ptr(), past.data_ptr(), weight.data_ptr(), out.data_ptr(), pasts.data_ptr())
-        _convolve(*addresses, rows, channels, weight.shape[1], dilation, kept)
+        _convolve(*addresses, rows, channels, taps, dilation, kept)
         return out, pasts
 
     def delta_attention(
         self, state: Tensor, mixed: Tensor, decay: Tensor, beta: Tensor, key_heads: int, eps: float, keep: int
     ) -> tuple[Tensor, Tensor]:
         """As defined."""
-        state, mixed, decay, beta = whole(state), whole(mixed), whole(decay), whole(beta)
-        (heads, dk, dv), rows = state.shape, mixed.shape[0]
+        (heads, dk, dv), rows, channels = state.shape, mixed.shape[0], decay.shape[2]
+        state, mixed = whole(state), sized(mixed, rows * (2 * key_heads * dk + heads * dv))
+        decay, beta = sized(decay, rows * heads * (1 if channels == 1 else dk)), sized(beta, rows * heads)
         kept = min(rows, keep)
         out, states = fresh(rows, heads, dv), fresh(kept, heads, dk, dv)
         addresses = (state.data_ptr(), mixed.data_ptr(), decay.data_ptr(), beta.data_ptr())
         _delta(
             rows * heads * dk * dv,
             *(*addresses, out.data_ptr(), states.data_ptr()),
-            *(rows, heads, key_heads, dk, dv, decay.shape[2], kept),
+            *(rows, heads, key_heads, dk, dv, channels, kept),
             eps,
         )
         return out, states

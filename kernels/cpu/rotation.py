@@ -17,6 +17,7 @@ from nextn.kernels.cpu.memory import (
     floats,
     fresh,
     longs,
+    sized,
     with_whole_rows,
 )
 from nextn.kernels.cpu.norms import rms_norm
@@ -64,6 +65,9 @@ def _rotated(
     out, positions = fresh(rows, heads, n), positions.contiguous()
     if positions.dtype is not torch.int64:
         raise TypeError(f"positions are int64, not {positions.dtype}")
+    if positions.numel() != rows * (dims // 2 if positions.dim() > 1 else 1):
+        raise ValueError(f"positions {list(positions.shape)} are not for {rows} rows of {dims // 2} pairs")
+    weight = None if weight is None else sized(weight, n)
     _rotate(
         *(x.data_ptr(), 0 if weight is None else weight.data_ptr(), positions.data_ptr(), turns.data_ptr()),
         *(out.data_ptr(), rows, heads, n, row_step, head_step, dims // 2),

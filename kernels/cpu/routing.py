@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nextn.kernels.cpu import functions
 from nextn.kernels.cpu.elementwise import softmax
-from nextn.kernels.cpu.memory import compiled, float32, floats, fresh, fresh_numbers, longs, whole
+from nextn.kernels.cpu.memory import compiled, float32, floats, fresh, fresh_numbers, longs, sized, whole
 from nextn.kernels.routing import SMALLEST_SUM, Router, Routing
 
 
@@ -21,6 +21,7 @@ class Routers(Routing):
         logits = whole(logits)
         rows, experts = logits.shape
         _check(experts, router.used, router.groups)
+        bias = sized(bias, experts)
         chosen, shares = fresh_numbers(rows, router.used), fresh(rows, router.used)
         _route_by_sigmoid(
             *(logits.data_ptr(), bias.data_ptr(), chosen.data_ptr(), shares.data_ptr(), rows, experts, router.used),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nextn.kernels.cpu import functions
 from nextn.kernels.cpu.elementwise import softmax
-from nextn.kernels.cpu.memory import compiled, dot, float32, floats, fresh, like, whole
+from nextn.kernels.cpu.memory import compiled, dot, float32, floats, fresh, like, sized, whole
 from nextn.kernels.cpu.norms import rms_norm
 from nextn.kernels.glm5_next import Glm5NextOperations
 from nextn.kernels.qwen4exp import Qwen4ExpOperations
@@ -26,6 +26,7 @@ class SinkhornStreams(Glm5NextOperations):
         mixed = whole(mixed)
         rows, width = mixed.shape
         n = math.isqrt(width + 1) - 1
+        scale, base = sized(scale, 3), sized(base, width)
         reads, writes, passes = fresh(rows, n), fresh(rows, n), fresh(rows, n, n)
         addresses = (mixed.data_ptr(), scale.data_ptr(), base.data_ptr())
         results = (reads.data_ptr(), writes.data_ptr(), passes.data_ptr())
@@ -34,16 +35,16 @@ class SinkhornStreams(Glm5NextOperations):
 
     def read_streams(self, streams: Tensor, reads: Tensor, norm: Tensor, eps: float) -> Tensor:
         """As defined."""
-        streams, reads = whole(streams), whole(reads)
-        rows, n, width = streams.shape
-        out = fresh(rows, width)
+        (rows, n, width), streams = streams.shape, whole(streams)
+        reads, norm, out = sized(reads, rows * n), sized(norm, width), fresh(rows, width)
         _read_streams(streams.data_ptr(), reads.data_ptr(), norm.data_ptr(), out.data_ptr(), rows, n, width, eps)
         return out
 
     def spread(self, streams: Tensor, y: Tensor, writes: Tensor, passes: Tensor) -> Tensor:
         """As defined."""
-        streams, y, writes, passes = whole(streams), whole(y), whole(writes), whole(passes)
-        out, (rows, n, width) = like(streams), streams.shape
+        (rows, n, width), streams = streams.shape, whole(streams)
+        y, writes, passes = sized(y, rows * width), sized(writes, rows * n), sized(passes, rows * n * n)
+        out = like(streams)
         addresses = (streams.data_ptr(), y.data_ptr(), writes.data_ptr(), passes.data_ptr())
         _spread(*addresses, out.data_ptr(), rows, n, width)
         return out
@@ -73,14 +74,14 @@ class GatedStreams(Qwen4ExpOperations):
 
     def hyper_connection_write(self, streams: Tensor, strengths: Tensor, y: Tensor) -> Tensor:
         """As defined."""
-        streams, strengths, y = whole(streams), whole(strengths), whole(y)
-        out, (rows, count, width) = like(streams), streams.shape
+        (rows, count, width), streams = streams.shape, whole(streams)
+        strengths, y, out = sized(strengths, rows * count), sized(y, rows * width), like(streams)
         _write(streams.data_ptr(), strengths.data_ptr(), y.data_ptr(), out.data_ptr(), rows, count, width)
         return out
 
     def ngram_gates(self, keys: Tensor, queries: Tensor) -> Tensor:
         """As defined."""
-        keys, queries = whole(keys), whole(queries)
+        keys, queries = whole(keys), sized(queries, keys.numel())
         rows, count, width = keys.shape
         gates = fresh(rows, count)
         _ngram_gates(keys.data_ptr(), queries.data_ptr(), gates.data_ptr(), rows * count, width)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llvmlite import binding
 from packed import PLAIN, TYPES, PackedWeight
 from torch import Tensor
 
@@ -59,7 +60,10 @@ def decoded(weight: PackedWeight) -> Tensor:
     return values
 
 
-@pytest.mark.parametrize("type_name", TYPES)
+each_type = pytest.mark.parametrize("type_name", TYPES)
+
+
+@each_type
 def test_blocks_are_decoded_as_by_gguf_py(type_name: str) -> None:
     weight = PackedWeight(type_name, 5, width_of(type_name, 3, 7), seed=1)
     assert torch.equal(decoded(weight), weight.decoded())
@@ -72,15 +76,30 @@ def test_every_exponent_of_mxfp4() -> None:
     assert torch.equal(decoded(weight), weight.decoded())
 
 
-@pytest.mark.parametrize("type_name", ["IQ4_NL", "IQ4_XS", "MXFP4"])
-def test_tables_without_the_instruction_for_them(type_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def older_processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One whose instructions neither look sixteen values up nor widen halves; LLVM may use none that do."""
+    features = {name: False for name in binding.get_host_cpu_features() if name.startswith(("avx512", "f16c"))}
+    masked = type(binding.get_host_cpu_features())(binding.get_host_cpu_features() | features)
+    monkeypatch.setattr(binding, "get_host_cpu_features", lambda: masked)
     monkeypatch.setattr(blocks, "HAS_PERMUTATION", False)
+    monkeypatch.setattr(blocks, "HAS_HALVES", False)
     microkernels.microkernels.cache_clear()
-    try:
-        weight = PackedWeight(type_name, 4, width_of(type_name, 2, 0), seed=2)
-        assert torch.equal(decoded(weight), weight.decoded())
-    finally:
-        microkernels.microkernels.cache_clear()
+    yield
+    microkernels.microkernels.cache_clear()
+
+
+@each_type
+def test_blocks_on_an_older_processor(type_name: str, older_processor: None) -> None:
+    weight = PackedWeight(type_name, 4, width_of(type_name, 2, 3), seed=2)
+    assert torch.equal(decoded(weight), weight.decoded())
+
+
+def test_every_half_on_an_older_processor(older_processor: None) -> None:
+    weight = PackedWeight.of("F16", torch.arange(1 << 16).to(torch.uint16).view(1, -1).view(torch.uint8), (1, 1 << 16))
+    found, expected = decoded(weight), weight.decoded()
+    assert torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0))
+    assert torch.equal(found.signbit(), expected.signbit())
 
 
 @few
@@ -155,6 +174,12 @@ def test_a_type_without_a_microkernel_is_decoded() -> None:
     other.decoded = weight.decoded  # type: ignore[method-assign]
     x = noise(0, 2, 64)
     assert error(Products().linear(x, other), x.double() @ weight.decoded().double().T) < 1e-6
+
+
+def test_a_weight_may_serve_several_forms() -> None:
+    weight, x = PackedWeight("Q8_0", 3, 64), noise(0, 2, 64)
+    weight.kept = ("what another form keeps",)
+    assert torch.equal(Products().linear(x, weight), Products().linear(x, PackedWeight("Q8_0", 3, 64)))
 
 
 def test_rows_of_another_width_are_refused() -> None:

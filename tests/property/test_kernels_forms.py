@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from types import SimpleNamespace
 
 import numba
@@ -176,6 +177,73 @@ def test_threads_change_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> No
             sequence = SEQUENCES[name](Draw(3), 64)
             found.append(sequence.call(ops, sequence.state, 4, *sequence.rows))
     assert all(same(a, b) for a, b in zip(*found, strict=True))
+
+
+# Vectors that libraries may share among threads, of operations that take little time with them.
+LONG = (
+    *("linear", "dot", "rms_norm", "l2_norm", "layer_norm", "added_and_normed", "gated_heads", "add_gated", "softmax"),
+    *("sigmoid", "silu", "exp", "softplus", "gated", "read_streams", "ngram_gates", "pooled_key"),
+)
+
+
+# All but the definition's attention, for which a library multiplies matrices.
+SAME_BY_THREADS = [
+    (name, n, form)
+    for form in FORMS
+    for name, n in (*((name, 17) for name in CASES), *product(LONG, (128, 3000, 12288)))
+    if not (form == "reference" and name.startswith("attend"))
+]
+
+
+@pytest.mark.parametrize(("name", "n", "form"), SAME_BY_THREADS)
+def test_numbers_of_threads_change_no_bit(name: str, n: int, form: str) -> None:
+    found, ops, case = [], operations(form), CASES[name](Draw(4), n)
+    for count in (1, 2, 3, 8):
+        with threads(count):
+            found.append(case(ops, tuple(rows[:3] for rows in case.rows)))
+    assert all(same(a, b) for made in found[1:] for a, b in zip(found[0], made, strict=True))
+
+
+def test_keys_that_score_nothing_are_read_past() -> None:
+    """More of them than are scored together, before such that score something."""
+    query, values = torch.full((1, 1, 4), 1e20), Draw(5)(70, 1, 4)
+    keys = torch.cat((torch.full((64, 1, 4), -1e20), torch.zeros(6, 1, 4)))
+    found = operations("cpu").attend(query, keys, values, [0], [70], 0.5)
+    torch.testing.assert_close(found[0, 0], values[64:, 0].mean(dim=0))
+    keys[3] = math.nan
+    assert operations("cpu").attend(query, keys, values, [0], [70], 0.5).isnan().all()
+
+
+# Arguments beside a row x [2, 8] that are too short, or would be read with gaps.
+SHORT: dict[str, Callable[[Operations, Tensor], object]] = {
+    "rms_norm": lambda ops, x: ops.rms_norm(x, torch.ones(7), 1e-6),
+    "layer_norm": lambda ops, x: ops.layer_norm(x, torch.ones(8), torch.ones(3), 1e-6),
+    "dot": lambda ops, x: ops.dot(x, x[0]),
+    "gated": lambda ops, x: ops.gated(x, x[:1]),
+    "rope": lambda ops, x: ops.rope(x[:, None], torch.arange(1), 8, 1e4),
+    "decays": lambda ops, x: ops.decays(x, torch.ones(8), torch.ones(1)),
+    "sigmoid_router": lambda ops, x: ops.sigmoid_router(x, torch.ones(3), Router(2)),
+    "short_convolution": lambda ops, x: ops.short_convolution(x, x[:1], torch.ones(8, 4), 1, 1),
+    "heads of values": lambda ops, x: ops.attend(x.view(1, 4, 4), x.view(1, 4, 4), x.view(1, 1, 16), [0], [1], 1.0),
+    "heads in no groups": lambda ops, x: ops.attend(x.view(1, 4, 4), x.view(1, 4, 4)[:, :3], x[None], [0], [1], 1.0),
+    "delta_attention": lambda ops, x: ops.delta_attention(
+        torch.zeros(2, 4, 4), x, torch.ones(2, 2, 1), torch.ones(2, 2), 2, 1e-6, 1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_what_would_be_read_beyond_its_end_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"are read|cannot attend|are not for"):
+        SHORT[name](operations("cpu"), Draw(6)(2, 8))
+
+
+def test_parameters_may_have_gaps() -> None:
+    x, wide = Draw(7)(2, 3, 8), Draw(8)(8, 2)
+    ops, weight, bias = operations("cpu"), wide[:, 0], wide[:, 1]
+    assert same(ops.rms_norm(x, weight, 1e-6), ops.rms_norm(x, weight.clone(), 1e-6))
+    assert same(ops.layer_norm(x, weight, bias, 1e-6), ops.layer_norm(x, weight.clone(), bias.clone(), 1e-6))
+    assert same(ops.decays(x[:, 0], weight, bias), ops.decays(x[:, 0], weight.clone(), bias.clone()))
 
 
 @pytest.mark.parametrize("form", FORMS)
