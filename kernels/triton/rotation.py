@@ -120,7 +120,7 @@ def _rotated(x: Tensor, weight: Tensor | None, eps: float, positions: Tensor, tu
     x = x if x.stride(-1) == 1 and x.dtype in ROW_TYPES else rows_of(x)
     (rows, heads, n), half = x.shape, len(turns)
     out = x.new_empty(x.shape)
-    arguments = x, x if weight is None else weight, positions, turns, out, heads, n, half, *x.stride()[:2]
+    arguments = x, x if weight is None else weight.contiguous(), positions, turns, out, heads, n, half, *x.stride()[:2]
     steps = positions.stride() if positions.dim() > 1 else (positions.stride(0), 0)
     launch(rotate_kernel, (rows, heads), *arguments, *steps, float(eps), **_constants(n, half, weight is not None))
     return out

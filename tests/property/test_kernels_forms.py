@@ -120,6 +120,20 @@ def test_steps_do_not_depend_on_chunks(
     assert same(case.state, before)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_first_state_may_lie_transposed(form: str) -> None:
+    """States behind rows do not: a library would multiply them in another order."""
+    ops, draw = operations(form), Draw(9)
+    first = draw(3, 5, 96).transpose(1, 2)
+    rows = (draw(4, 3, 96), draw(4, 3, 96), draw(4, 3, 5), draw.share(4, 3, 1), draw.share(4, 3))
+    together, _ = ops.delta_rule(first, *rows, 4)
+    state = first
+    for i in range(4):
+        alone, kept = ops.delta_rule(state, *(each[i : i + 1] for each in rows), 1)
+        assert same(alone[0], together[i])
+        state = kept[-1]
+
+
 def close(actual: Tensor, expected: Tensor) -> bool:
     if not actual.is_floating_point():
         return torch.equal(actual, expected)

@@ -250,6 +250,15 @@ def test_scores_of_pooled_keys_that_lie_apart() -> None:
     assert ops.block_scores(queries.abs(), apart)[1] == math.inf
 
 
+def test_parameters_may_have_gaps() -> None:
+    x, wide, places = noise(27, 2, 3, 8), noise(28, 8, 2), torch.arange(2, device=DEVICE)
+    apart, together = wide[:, 0], wide[:, 0].contiguous()
+    assert same(ops.rms_norm(x, apart, 1e-6), ops.rms_norm(x, together, 1e-6))
+    turned = [ops.normed_and_rotated(x, weight, 1e-6, places, 8, 1e4) for weight in (apart, together)]
+    assert same(*turned)
+    assert same(ops.decays(x[:, 0], apart, wide[:, 1]), ops.decays(x[:, 0], together, wide[:, 1].contiguous()))
+
+
 def test_streams_of_another_number_than_a_power_of_two() -> None:
     scores = noise(23, 2, 3, 5)
     assert error(ops.sinkhorn(scores, 7, 1e-3), REFERENCE.sinkhorn(*exact(scores), 7, 1e-3)) < 1e-6
