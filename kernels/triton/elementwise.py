@@ -167,18 +167,10 @@ def applied(function: Any, x: Tensor, divisor: float = 1.0, factor: float = 1.0)
 
 def _decayed(f: Tensor, a: Tensor, bias: Tensor | None, bound: float | None, *, as_factor: bool) -> Tensor:
     """The kernel's result for f [rows, heads, n]: of the same shape."""
-    f = rows_of(f)
+    f, a, bias = rows_of(f), a.contiguous(), None if bias is None else bias.contiguous()
     rows, heads, n = f.shape
     out, block = f.new_empty(f.shape), step_of(heads * n)
-    arguments = (
-        f,
-        f if bias is None else bias.contiguous(),
-        a.contiguous(),
-        out,
-        heads,
-        n,
-        0.0 if bound is None else float(bound),
-    )
+    arguments = f, f if bias is None else bias, a, out, heads, n, 0.0 if bound is None else float(bound)
     constants = {"BIASED": bias is not None, "BOUNDED": bound is not None, "AS_FACTOR": as_factor, "BLOCK": block}
     launch(decay_kernel, (rows, triton.cdiv(heads * n, block)), *arguments, **constants)
     return out
