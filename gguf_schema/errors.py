@@ -49,6 +49,11 @@ class HubError(NextnError):
     exit_status = 4
 
 
+def extra(name: str) -> str:
+    """The remedy for a missing extra of pyproject.toml: nextn is installed from its clone."""
+    return f"install the extra {name!r}: pip install '.[{name}]' in the clone of nextn"
+
+
 def listed(names: Iterable[str], shown: int = 3) -> str:
     """The first names of many, for messages: `a, b, c, … 4 more`."""
     names = list(names)

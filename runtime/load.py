@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 
 from nextn.gguf_schema.architecture import Role
-from nextn.gguf_schema.errors import InputError, UsageError, VerdictError, counted
+from nextn.gguf_schema.errors import InputError, UsageError, VerdictError, counted, extra
 from nextn.gguf_schema.layouts import layout_of, naming_of
 from nextn.gguf_schema.nextn_generic import head_blocks, role_of
 from nextn.gguf_schema.reading import ARCHITECTURES, read_hyperparameters
 from nextn.gguf_schema.shards import GGUFFile, open_gguf
-from nextn.kernels.operations import DEFAULT, Operations, operations
+from nextn.kernels.operations import DEFAULT, FORMS, Operations, operations
 from nextn.runtime.model import Heads, Trunk
 from nextn.runtime.weights import Weights
 from nextn.validators.examine import examine_contents
@@ -45,6 +45,13 @@ NOT_MINDED = frozenset(
 )
 TOKENIZER = "tokenizer."
 INTERPRETED = "TRITON_INTERPRET"
+# What Triton reads as on in its variables, in letters of any case; all else is off.
+ON = ("1", "true", "yes", "on", "y")
+NUMBA = "NUMBA_"
+# What numba raises when it is missing, broken, or (ValueError) told by its variables what it cannot do.
+NUMBA_ERRORS = (ImportError, OSError, ValueError)
+# The extra that has what a form of the operations needs.
+EXTRAS = {"cpu": "runtime", "triton": "gpu"}
 FLOAT_BYTES = 4
 # Bytes of files up to which more threads than one only wait for each other.
 TINY = 64 << 20
@@ -55,14 +62,15 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 class Pair:
     """A trunk, and the heads that draft for it; `unused` are tensors of their files that nothing reads.
 
-    `weights` are those of the trunk and of the heads: the same when one file has both. `notes` are what else a user
-    should know of how tensors are used.
+    `weights` are those of the trunk and of the heads: the same when one file has both. `kernels` are the form of the
+    operations that computes. `notes` are what else a user should know of how tensors are used.
     """
 
     trunk: Trunk
     heads: Heads | None
     file: GGUFFile
     weights: tuple[Weights, Weights]
+    kernels: str
     unused: tuple[str, ...] = ()
 
     @property
@@ -88,7 +96,8 @@ def fit_threads(files: Iterable[Path]) -> None:
 def use_threads(count: int) -> None:
     """Compute with so many threads; matrices of tiny models are done before a second one has woken up."""
     torch.set_num_threads(count)
-    with suppress(ModuleNotFoundError):
+    # What is wrong with numba is told where something is to be compiled.
+    with suppress(*NUMBA_ERRORS):
         import numba
 
         numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
@@ -146,12 +155,13 @@ def load_pair(
         message = f"is {role}: this is a draft head; give its trunk"
         raise VerdictError("draft-head", message, subject=str(model), remedy=f"nextn generate -m TRUNK -d {model}")
     file = _checked_contents(file, role)
-    ops = _operations(kernels or DEFAULT[device], device, DTYPES[dtype])
+    form = _form(kernels or DEFAULT[device], device, DTYPES[dtype])
+    ops = _operations(form, DTYPES[dtype])
     weights = Weights(file, DTYPES[dtype], device, ops=ops)
     module = import_module(f"nextn.runtime.models.{MODULES[file.contents.architecture]}")
     trunk: Trunk = module.Trunk(weights)
     if not drafting or (draft is None and not role.has_head):
-        return Pair(trunk, None, file, (weights, weights), _unused(weights, trunk_only=True))
+        return Pair(trunk, None, file, (weights, weights), form, _unused(weights, trunk_only=True))
     head_weights = weights
     if draft is not None:
         head_file = _checked_head(file, open_gguf(draft))
@@ -161,24 +171,48 @@ def load_pair(
         raise UsageError("no-streams", message, subject=str(model), remedy="leave --hnorm out")
     heads: Heads = module.Heads(head_weights, **({"hnorm": "flat"} if flat else {}))
     if draft is None:
-        return Pair(trunk, heads, file, (weights, weights), _unused(weights))
+        return Pair(trunk, heads, file, (weights, weights), form, _unused(weights))
     unused = _unused(weights, trunk_only=True) + _unused(head_weights, heads_only=True)
-    return Pair(trunk, heads, file, (weights, head_weights), unused)
+    return Pair(trunk, heads, file, (weights, head_weights), form, unused)
 
 
-def _operations(kernels: str, device: str, dtype: torch.dtype) -> Operations:
+def _form(kernels: str, device: str, dtype: torch.dtype) -> str:
+    """The form that computes when `kernels` are asked for: in types that they do not compute in, the definition."""
     # Triton's interpreter takes tensors of the CPU: for tests.
-    if kernels not in ("reference", DEFAULT[device]) and not (kernels == "triton" and os.environ.get(INTERPRETED)):
+    interpreted = kernels == "triton" and os.environ.get(INTERPRETED, "").lower() in ON
+    if kernels not in ("reference", DEFAULT[device]) and not interpreted:
         remedy = f"leave --kernels out, or give {DEFAULT[device]} or reference"
+        if kernels == "triton":
+            remedy += f"; for tests: interpreted with {INTERPRETED}=1"
         raise UsageError("kernels-device", f"do not compute on {device}", subject=f"{kernels} kernels", remedy=remedy)
+    return kernels if kernels in FORMS and dtype in FORMS[kernels][2] else "reference"
+
+
+def _operations(form: str, dtype: torch.dtype) -> Operations:
     try:
-        return operations(kernels, dtype)
-    except (ImportError, OSError, ValueError) as error:  # numba raises the last for its environment variables
-        message = f"cannot be loaded: {error}"
+        return _compiled(dtype) if form == "cpu" else operations(form, dtype)
+    except NUMBA_ERRORS as error:
+        reason, remedy = str(error).split("\n")[0], extra(EXTRAS[form])
+        message = f"cannot be loaded: {reason}"
         if isinstance(error, ModuleNotFoundError):
             message = f"need {error.name}, which is not installed"
-        remedy = "pip install 'nextn[runtime]', or compute with --kernels reference"
-        raise InputError("kernels-missing", message, subject=f"{kernels} kernels", remedy=remedy) from error
+        if isinstance(error, ValueError):
+            given = sorted(name for name in os.environ if name.startswith(NUMBA))
+            remedy = f"unset {' or '.join(given) or 'what numba is configured by'}"
+        remedy += "; or compute with --kernels reference"
+        raise InputError("kernels-missing", message, subject=f"{form} kernels", remedy=remedy) from error
+
+
+def _compiled(dtype: torch.dtype) -> Operations:
+    """The operations compiled by numba; ValueError when it is told not to compile, or has no threads to launch."""
+    import numba
+
+    if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+        raise ValueError("numba is told not to compile (NUMBA_DISABLE_JIT)")
+    ops = operations("cpu", dtype)
+    # Behind the import, which chooses the threads: they are launched now, for else the first large product finds out.
+    numba.get_num_threads()
+    return ops
 
 
 def _check_device(device: str) -> None:

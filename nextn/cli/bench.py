@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nextn.cli.computing import MOST_CONTEXT, computing_options, lengths
+from nextn.cli.computing import MOST_CONTEXT, computing_options, lengths, runtime_needed_by
 from nextn.cli.options import SomePath
 from nextn.cli.report import Report, report_options
 from nextn.cli.verdict import table
@@ -72,11 +72,8 @@ def command(compare: Path | None, saved: Path | None, as_json: bool, quiet: bool
     report = Report(as_json, quiet)
     if (saved is None) == (asked["model"] is None):
         raise UsageError("no-model", "give a model with -m FILE, or a saved RESULT", subject="bench")
-    try:
+    with runtime_needed_by("nextn bench"):
         from nextn.runtime.identity import measure
-    except ModuleNotFoundError as error:
-        message = f"the reference runtime needs {error.name}, which is not installed"
-        raise InputError("runtime-missing", message, remedy="pip install 'nextn[runtime]'") from error
     before = measure.load_bench(compare) if compare else None
     bench = measure.load_bench(saved) if saved else _measured(report, asked)
     worse = measure.compare(bench, before) if before else None

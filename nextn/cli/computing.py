@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import click
+
+from nextn.gguf_schema.errors import InputError, extra
 
 MOST_CONTEXT = 1 << 20  # tokens; the long prompt of a check fills its context
 
@@ -19,6 +22,16 @@ def lengths(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...
     if min(found) < 1:
         raise click.BadParameter("a draft has at least one token; without a draft is always measured too")
     return found
+
+
+@contextmanager
+def runtime_needed_by(what: str) -> Iterator[None]:
+    """For imports of the reference runtime: InputError when a package of the extra `runtime` is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        message = f"{what} needs {error.name}, which is not installed"
+        raise InputError("runtime-missing", message, remedy=extra("runtime")) from error
 
 
 F = TypeVar("F", bound=Callable[..., object])

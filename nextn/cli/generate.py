@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nextn.cli.computing import computing_options
+from nextn.cli.computing import computing_options, runtime_needed_by
 from nextn.cli.options import SomePath
 from nextn.cli.report import Report, report_options
 from nextn.gguf_schema.errors import InputError, UsageError, counted, listed
@@ -96,7 +96,12 @@ def command(model: Path, draft: Path | None, count: int, **asked: Any) -> None:
         runs = speculator.generate([p.tokens for p in prompts], count, ends, [p.name for p in prompts])
     report.result(
         stream.rest(runs[0]) if stream else "\n".join(_told(run, text) for run in runs),
-        {"runs": [run.as_json(text.decode(run.tokens) if text else None) for run in runs]},
+        {
+            "runs": [run.as_json(text.decode(run.tokens) if text else None) for run in runs],
+            "kernels": pair.kernels,
+            "dtype": asked["dtype"],
+            "device": asked["device"],
+        },
     )
     for run in runs:
         report.note(_fared(run))
@@ -116,11 +121,8 @@ def _check(asked: dict[str, Any]) -> None:
 
 def _loaded(model: Path, draft: Path | None, asked: dict[str, Any]) -> Pair:
     """The model with its heads, unless drafts are not wanted. InputError without the runtime's packages."""
-    try:
+    with runtime_needed_by("nextn generate"):
         from nextn.runtime.load import fit_threads, load_pair
-    except ModuleNotFoundError as error:
-        message = f"the reference runtime needs {error.name}, which is not installed"
-        raise InputError("runtime-missing", message, remedy="pip install 'nextn[runtime]'") from error
     pair = load_pair(
         model,
         draft,
@@ -171,6 +173,8 @@ def _warnings(pair: Pair, speculator: Speculator, asked: dict[str, Any]) -> list
         found.append("the model drafts with chained heads, of which there is one here: it is looped, as llama.cpp does")
     if speculator.heads is not None and speculator.longest < asked["n_min"]:
         found.append(f"no draft is used: --n-min is {asked['n_min']}")
+    if asked["kernels"] not in (None, pair.kernels):
+        found.append(f"the definition computes (reference): {asked['kernels']} kernels do not in {asked['dtype']}")
     found += pair.notes
     if pair.unused:
         found.append(f"not used: {counted(len(pair.unused), 'tensor')} of the file: {listed(pair.unused)}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nextn.cli.computing import MOST_CONTEXT, computing_options, lengths
+from nextn.cli.computing import MOST_CONTEXT, computing_options, lengths, runtime_needed_by
 from nextn.cli.options import SomePath
 from nextn.cli.report import Report, report_options
 from nextn.cli.verdict import printable, table
@@ -110,12 +110,12 @@ def command(**asked: Any) -> int:
 
 
 def _matrix(report: Report, asked: dict[str, Any]) -> int:
-    from nextn.runtime.identity.matrix import COLUMNS, run_matrix
-
     if asked["output"] is None:
         raise UsageError("no-output", "needs -o DIR for the certificates of its cells", subject="--matrix")
     if asked["model"] is not None or asked["baseline"] is not None:
         raise UsageError("matrix", "names models itself, and compares with no baseline", subject="--matrix")
+    with runtime_needed_by("nextn identity"):
+        from nextn.runtime.identity.matrix import COLUMNS, run_matrix
     result = run_matrix(asked["matrix"], asked["output"], asked["executor"], asked["jobs"], report.note)
     rows = [tuple(map(printable, row)) for row in result.rows()]
     report.result("\n".join(table(COLUMNS, rows)), result.as_json())
@@ -151,11 +151,8 @@ def _identity(report: Report, asked: dict[str, Any]) -> int:
 
 
 def _wanted(asked: dict[str, Any]) -> Wanted:
-    try:
+    with runtime_needed_by("nextn identity"):
         from nextn.runtime.identity.checking import Wanted
-    except ModuleNotFoundError as error:
-        message = f"the reference runtime needs {error.name}, which is not installed"
-        raise InputError("runtime-missing", message, remedy="pip install 'nextn[runtime]'") from error
     return Wanted(
         model=asked["model"],
         draft=asked["draft"],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nextn.convert.pipeline import Conversion, convert
 from nextn.gguf_schema.architecture import Role
-from nextn.gguf_schema.errors import InputError
+from nextn.gguf_schema.errors import InputError, extra
 from nextn.runtime.engines import llama_cpp
 from nextn.runtime.engines.engine import Asked, Outcome
 
@@ -131,8 +131,8 @@ def demonstrate(
     """
     version = llama_cpp.require()
     if find_spec("torch") is None:
-        message = "the reference runtime needs torch, which is not installed"
-        raise InputError("runtime-missing", message, remedy="pip install the extra `runtime`")
+        message = "nextn demo needs torch, which is not installed"
+        raise InputError("runtime-missing", message, remedy=extra("runtime"))
     with as_file(files("nextn.demo") / CHECKPOINT) as checkpoint:
         note("converting the bundled checkpoint")
         conversion = convert(checkpoint, folder, tuple(Role), "f32", overwrite=overwrite)

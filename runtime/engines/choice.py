@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nextn.gguf_schema.errors import UsageError
 from nextn.runtime.engines.engine import Engine
-from nextn.runtime.engines.llama_cpp import LlamaCpp
+from nextn.runtime.engines.llama_cpp import LlamaCpp, require
 from nextn.runtime.engines.llama_server import LlamaServer
 from nextn.runtime.engines.server import Server
 
@@ -34,6 +34,7 @@ Opener = Callable[[str, Job], Engine]
 
 
 def _llama_cpp(_: str, job: Job) -> Engine:
+    require()
     return LlamaCpp(job.model, job.draft, job.context, job.vocabulary)
 
 

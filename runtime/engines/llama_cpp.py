@@ -8,10 +8,11 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from nextn.gguf_schema.errors import InputError, UsageError
+from nextn.gguf_schema.errors import InputError, UsageError, extra
 from nextn.runtime.engines.child import supervise
 from nextn.runtime.engines.engine import Asked, Outcome, Prompts
 
@@ -71,6 +72,9 @@ class LlamaCpp:
 
 def version() -> str | None:
     """Version of the installed xllamacpp, whose last part is llama.cpp's build number; None if there is none."""
+    # What pip has noted may be gone all the same: the child would find that out late, and say it in its log.
+    if find_spec("xllamacpp") is None:
+        return None
     try:
         return importlib.metadata.version("xllamacpp")
     except importlib.metadata.PackageNotFoundError:
@@ -80,9 +84,7 @@ def version() -> str | None:
 def require() -> str:
     """The version of the installed xllamacpp; raises InputError when there is none."""
     if (found := version()) is None:
-        raise InputError(
-            "llama-cpp-missing", "llama.cpp is not installed", remedy="pip install the extra `llamacpp`: xllamacpp"
-        )
+        raise InputError("llama-cpp-missing", "llama.cpp is not installed", remedy=extra("llamacpp"))
     return found
 
 

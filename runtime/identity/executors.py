@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
-from nextn.gguf_schema.errors import InputError
+from nextn.gguf_schema.errors import InputError, extra
 
 # Of what a command says on stderr, so many characters are kept.
 KEPT = 2000
@@ -59,7 +59,7 @@ def on_ray(commands: Commands, _: int) -> Iterator[Ended]:
     try:
         import ray
     except ModuleNotFoundError as error:
-        raise InputError("ray-missing", "ray is not installed", remedy="pip install 'nextn[ray]'") from error
+        raise InputError("ray-missing", "ray is not installed", remedy=extra("ray")) from error
     is_ours = not ray.is_initialized()
     if is_ours:
         ray.init(log_to_driver=False)

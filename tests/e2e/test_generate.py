@@ -93,6 +93,16 @@ def test_what_is_shown(generate: Generate, files: dict[Role, Path]) -> None:
     assert len(run["accepted_by_position"]) == 5
 
 
+def test_what_computes_is_told(generate: Generate, files: dict[Role, Path]) -> None:
+    """Where the definition stood in for the form that was asked for, nothing said so."""
+    asked = ("-m", files[Role.TRUNK], "--tokens", "1", "-n", 1, "--kernels", "cpu", "--dtype")
+    for dtype, form in (("float32", "cpu"), ("float64", "reference")):
+        told = json.loads(generate(*asked, dtype, "--json")[1])
+        assert (told["kernels"], told["dtype"], told["device"]) == (form, dtype, "cpu")
+        noted = f"the definition computes (reference): cpu kernels do not in {dtype}" in generate(*asked, dtype)[2]
+        assert noted is (form == "reference")
+
+
 def test_end_tokens_end_it(generate: Generate, files: dict[Role, Path]) -> None:
     """Those of the model, and those that are asked for."""
     ending = next(i for i, prompt in enumerate(GOLDEN) if prompt["stop"] == "eos" and len(prompt["tokens"]) < 32)

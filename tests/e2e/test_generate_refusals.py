@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -157,12 +158,59 @@ def test_a_device_that_is_not_there(generate: Generate, files: dict[Role, Path])
     assert generate.error("-m", files[Role.COMBINED], "-p", "a", "--device", "cuda", status=3)["code"] == "no-device"
 
 
-def test_without_torch_it_says_what_to_install(files: dict[Role, Path]) -> None:
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("generate", ("-m", "MODEL", "-p", "a")),
+        ("identity", ("-m", "MODEL", "--engine", "llama-cpp", "--no-reference")),
+        ("identity", ("--matrix", "matrix.toml", "-o", "FOLDER")),
+        ("bench", ("-m", "MODEL", "--engine", "llama-cpp")),
+    ],
+)
+def test_without_torch_they_say_what_to_install(
+    files: dict[Role, Path], tmp_path: Path, command: str, options: tuple[str, ...]
+) -> None:
+    """Also those that are asked for another engine: the command needs it, not the reference runtime."""
     program = "import sys; sys.modules['torch'] = None; import nextn.cli; nextn.cli.main(sys.argv[1:])"
-    command = [sys.executable, "-c", program, "generate", "-m", str(files[Role.TRUNK]), "-p", "a"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    paths = {"MODEL": str(files[Role.TRUNK]), "FOLDER": str(tmp_path)}
+    arguments = [paths.get(word, word) for word in options]
+    done = subprocess.run([sys.executable, "-c", program, command, *arguments], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (3, "")
-    assert (
-        done.stderr
-        == "error: the reference runtime needs torch, which is not installed\n  pip install 'nextn[runtime]'\n"
+    assert done.stderr == (
+        f"error: nextn {command} needs torch, which is not installed\n"
+        "  install the extra 'runtime': pip install '.[runtime]' in the clone of nextn\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("NUMBA_DISABLE_JIT", "1", "numba is told not to compile"),
+        ("NUMBA_THREADING_LAYER", "foo", "'foo' is unknown to Numba"),
+        ("NUMBA_NUM_THREADS", "0", "must be > 0"),
+    ],
+)
+def test_numba_that_its_variables_stop(files: dict[Role, Path], name: str, value: str, told: str) -> None:
+    """They ended in errors to be reported, one in the midst of computing; what needs no numba is not kept from it."""
+    command = [sys.executable, "-m", "nextn", "generate", "-m", str(files[Role.TRUNK]), "--tokens", "1", "-n", "1"]
+    environment = {**os.environ, name: value}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    error, remedy = done.stderr.splitlines()
+    assert (done.returncode, error.startswith("error: cpu kernels: cannot be loaded: ")) == (3, True)
+    assert told in error
+    assert remedy.startswith(f"  unset {name}")
+    assert remedy.endswith("; or compute with --kernels reference")
+    done = subprocess.run([*command, "--kernels", "reference"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("value", [None, "0", "false", "off", "2"])
+def test_triton_kernels_on_the_cpu_are_wrong_use_unless_they_are_interpreted(
+    generate: Generate, files: dict[Role, Path], monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
+    """What Triton takes for off was taken for on: it found no driver."""
+    monkeypatch.delenv("TRITON_INTERPRET")
+    if value is not None:
+        monkeypatch.setenv("TRITON_INTERPRET", value)
+    told = generate.error("-m", files[Role.TRUNK], "-p", "a", "--kernels", "triton", status=2)
+    assert (told["code"], "with TRITON_INTERPRET=1" in told["remedy"]) == ("kernels-device", True)

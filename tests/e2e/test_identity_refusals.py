@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,6 +97,22 @@ def test_llama_cpp_that_cannot_load_the_draft_is_an_input_error(
     error = identity.error(*asked, "--engine", "llama-cpp", status=3)
     assert error["message"].startswith("with a draft: error loading model")
     assert "failed to load draft model" in error["message"]
+
+
+def test_a_missing_llama_cpp_is_told_before_anything_runs(
+    identity: Identity, converted: Converted, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told by the child, whose output hid it, after all else had been loaded."""
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+    asked = ("-m", converted("step35")["combined"], "--prompts", prompts, "--engine", "llama-cpp")
+    status, _, err = identity(*asked)
+    assert (status, err.splitlines()) == (
+        3,
+        [
+            "error: llama.cpp is not installed",
+            "  install the extra 'llamacpp': pip install '.[llamacpp]' in the clone of nextn",
+        ],
+    )
 
 
 @pytest.mark.parametrize(

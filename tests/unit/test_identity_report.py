@@ -265,7 +265,7 @@ def test_a_missing_package_is_named_with_its_remedy(
     with pytest.raises(InputError) as error:
         write_report(certificates.certificate(), tmp_path / "new")
     assert package in error.value.message
-    assert error.value.remedy == "pip install 'nextn[report]'"
+    assert error.value.remedy == "install the extra 'report': pip install '.[report]' in the clone of nextn"
     assert not (tmp_path / "new").exists()
 
 

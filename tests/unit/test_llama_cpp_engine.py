@@ -201,7 +201,7 @@ def test_a_missing_llama_cpp_is_an_input_error_with_the_command_that_helps(
     monkeypatch.setattr(llama_cpp, "version", lambda: None)
     with pytest.raises(InputError) as caught:
         llama_cpp.load(tmp_path / "model.gguf")
-    assert caught.value.remedy == "pip install the extra `llamacpp`: xllamacpp"
+    assert caught.value.remedy == "install the extra 'llamacpp': pip install '.[llamacpp]' in the clone of nextn"
     assert jobs == []
 
 

@@ -13,7 +13,7 @@ from by_hand import Hand, by_hand
 from gguf import GGMLQuantizationType, GGUFReader, quants
 
 from nextn.gguf_schema.architecture import Role
-from nextn.gguf_schema.errors import InputError, UsageError, VerdictError
+from nextn.gguf_schema.errors import InputError, UsageError, VerdictError, extra
 from nextn.runtime import load
 from nextn.runtime.load import load_pair, watched_compiling
 from nextn.runtime.models.step35 import Trunk
@@ -130,7 +130,34 @@ def test_kernels_that_cannot_be_loaded(
     with pytest.raises(InputError) as caught:
         load_pair(converted("step35")[Role.TRUNK])
     assert (caught.value.code, caught.value.message) == ("kernels-missing", told)
-    assert "--kernels reference" in str(caught.value.remedy)
+    assert caught.value.remedy == f"{extra('runtime')}; or compute with --kernels reference"
+    assert "pip install '.[runtime]'" in caught.value.remedy
+
+
+@pytest.mark.parametrize("value", ["1", "true", "YES", "on", "y"])
+def test_triton_that_is_missing_is_in_another_extra(
+    converted: Converted, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    def failing(*_: object) -> None:
+        raise ModuleNotFoundError("No module named 'triton'", name="triton")
+
+    monkeypatch.setattr(load, "operations", failing)
+    monkeypatch.setenv("TRITON_INTERPRET", value)
+    with pytest.raises(InputError, match=r"need triton, which is not installed\ninstall the extra 'gpu': "):
+        load_pair(converted("step35")[Role.TRUNK], kernels="triton")
+
+
+@pytest.mark.parametrize(
+    ("kernels", "dtype", "form"),
+    [
+        (None, "float32", "cpu"),
+        (None, "float64", "reference"),
+        ("cpu", "bfloat16", "reference"),
+        ("reference", "float32", "reference"),
+    ],
+)
+def test_a_pair_knows_what_computes_it(converted: Converted, kernels: str | None, dtype: str, form: str) -> None:
+    assert load_pair(converted("step35")[Role.TRUNK], kernels=kernels, dtype=dtype).kernels == form
 
 
 def test_compiling_is_told_once() -> None:

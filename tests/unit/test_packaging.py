@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -15,6 +16,7 @@ import pytest
 from families import ROOT
 
 import nextn
+from nextn.runtime.load import EXTRAS
 
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
@@ -104,6 +106,16 @@ def test_type_checking_sees_every_package() -> None:
     wanted |= {path.name: path for path in (ROOT / "nextn").iterdir() if path.is_file()}
     assert linked == {name: path.resolve() for name, path in wanted.items()}
     assert not any(path.readlink().is_absolute() for path in (ROOT / "typings" / "nextn").iterdir())
+
+
+def test_extras_that_remedies_name_exist() -> None:
+    named = {
+        name
+        for path in MODULES.values()
+        for name in re.findall(r'\bextra\("(\w+)"\)', path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 3
+    assert named | {*EXTRAS.values()} <= PYPROJECT["project"]["optional-dependencies"].keys()
 
 
 @pytest.mark.parametrize("module", MODULES)

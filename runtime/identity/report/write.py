@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from nextn.gguf_schema.errors import InputError
+from nextn.gguf_schema.errors import InputError, extra
 from nextn.runtime.identity.certificate import Certificate
 
 
@@ -21,7 +21,7 @@ def write_report(certificate: Certificate, folder: Path) -> list[Path]:
         from nextn.runtime.identity.report.plots import plots
     except ModuleNotFoundError as error:
         message = f"the report needs {error.name}, which is not installed"
-        raise InputError("report-missing", message, remedy="pip install 'nextn[report]'") from error
+        raise InputError("report-missing", message, remedy=extra("report")) from error
     # What HTML cannot say in UTF-8, such as half of a pair, was made visible by the page.
     files = {"report.html": page(certificate).encode("utf-8"), **plots(certificate)}
     try:
