@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nextn.convert.checkpoint import read_json
 from nextn.gguf_schema.contents import Value, array, string
-from nextn.gguf_schema.errors import InputError
+from nextn.gguf_schema.errors import InputError, reason
 from nextn.gguf_schema.types import ValueType
 from nextn.validators.findings import Findings
 
@@ -106,4 +106,4 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError("unreadable", f"cannot be read: {error}", subject=str(path)) from error
+        raise InputError("unreadable", f"cannot be read: {reason(error)}", subject=str(path)) from error

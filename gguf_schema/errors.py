@@ -54,6 +54,21 @@ def extra(name: str) -> str:
     return f"install the extra {name!r}: pip install '.[{name}]' in the clone of nextn"
 
 
+def reason(error: Exception) -> str:
+    """What an error says, for messages that name the file themselves: the system's own texts name it, too."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+
+
+def size(count: float) -> str:
+    """A number of bytes for people: `3.71 GB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        # From here on three digits would round to a thousand.
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
 def listed(names: Iterable[str], shown: int = 3) -> str:
     """The first names of many, for messages: `a, b, c, … 4 more`."""
     names = list(names)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from nextn.gguf_schema.architecture import Role
-from nextn.gguf_schema.errors import InputError, UsageError, VerdictError, counted, extra
+from nextn.gguf_schema.errors import InputError, UsageError, VerdictError, counted, extra, size
 from nextn.gguf_schema.layouts import layout_of, naming_of
 from nextn.gguf_schema.nextn_generic import head_blocks, role_of
 from nextn.gguf_schema.reading import ARCHITECTURES, read_hyperparameters
@@ -81,9 +81,9 @@ class Pair:
         notes = list(dict.fromkeys(note for weights in held for note in weights.notes))
         if decoded:
             types = ", ".join(sorted({tensor.type.name for tensor in decoded}))
-            amount = sum(tensor.elements for tensor in decoded) * FLOAT_BYTES / 1e9
+            amount = size(sum(tensor.elements for tensor in decoded) * FLOAT_BYTES)
             told = f"{counted(len(decoded), 'tensor')} of {types}, which these kernels do not read packed"
-            notes.append(f"decoded once, and kept: {told}: {amount:.3g} GB")
+            notes.append(f"decoded once, and kept: {told}: {amount}")
         return notes
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nextn.gguf_schema.errors import InputError, NextnError
+from nextn.gguf_schema.errors import InputError, NextnError, reason
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ def read_prompts(path: Path, encode: Callable[[str], list[int]], vocab_size: int
         # Other ends of lines than these may stand within a text.
         lines = path.read_bytes().decode("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError("unreadable", f"cannot be read: {error}", subject=str(path)) from error
+        raise InputError("unreadable", f"cannot be read: {reason(error)}", subject=str(path)) from error
     prompts = list(_prompts(path, lines, encode, vocab_size))
     if not prompts:
         raise InputError("no-prompts", "holds no prompt", subject=str(path))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nextn.gguf_schema.architecture import block_of
 from nextn.gguf_schema.contents import Contents
-from nextn.gguf_schema.errors import InputError
+from nextn.gguf_schema.errors import InputError, reason
 from nextn.gguf_schema.nextn_generic import BLOCK_COUNT, NEXTN_PREDICT_LAYERS, TOKENS, blocks_of
 from nextn.runtime.model import Heads, Trunk
 from nextn.runtime.state import ROLLBACK, State
@@ -140,7 +140,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             told = file.metadata() or {}
             return {name: file.get_tensor(name) for name in file.keys()}, told  # noqa: SIM118 - not a mapping
     except (OSError, SafetensorError) as error:
-        raise InputError("unreadable", f"cannot be read as a session: {error}", subject=str(path)) from error
+        raise InputError("unreadable", f"cannot be read as a session: {reason(error)}", subject=str(path)) from error
 
 
 def _fill(session: Session, held: Mapping[str, Tensor], told: Mapping[str, str], vocab_size: int) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nextn.gguf_schema.contents import ByteSource, Contents, LocalFile, TensorInfo
 from nextn.gguf_schema.dequantize import dequantized, is_decodable
-from nextn.gguf_schema.errors import InputError
+from nextn.gguf_schema.errors import InputError, reason
 from nextn.gguf_schema.nextn_generic import EMBEDDING, OUTPUT
 from nextn.gguf_schema.shards import GGUFFile
 from nextn.gguf_schema.types import TensorType
@@ -220,7 +220,7 @@ def _mapped(source: ByteSource) -> npt.NDArray[np.uint8]:
             flags, access = mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
             memory = mmap.mmap(file.fileno(), 0, flags=flags, prot=access)
     except (OSError, ValueError) as error:
-        raise InputError("unreadable", f"cannot be mapped: {error}", subject=source.name) from error
+        raise InputError("unreadable", f"cannot be mapped: {reason(error)}", subject=source.name) from error
     if len(memory) != source.size or LocalFile(Path(source.name)).identity != source.identity:
         raise InputError("changed", "was written anew since it was opened", subject=source.name)
     return np.frombuffer(memory, np.uint8)

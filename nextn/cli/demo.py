@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nextn.cli.report import Report, report_options, size
+from nextn.cli.report import Report, report_options
+from nextn.gguf_schema.errors import size
 
 if TYPE_CHECKING:
     from rich.console import Console

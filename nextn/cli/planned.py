@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nextn.cli.report import Report, size
-from nextn.gguf_schema.errors import UsageError, counted
+from nextn.cli.report import Report
+from nextn.gguf_schema.errors import UsageError, counted, size
 
 if TYPE_CHECKING:
     from nextn.convert.pipeline import Conversion

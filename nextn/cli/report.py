@@ -127,17 +127,6 @@ def _lines(what: str, total: int) -> Callable[[int], None]:
     return advance
 
 
-def size(count: int) -> str:
-    """A number of bytes for people: `3.71 GB`."""
-    number = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        # From here on three digits would round to a thousand.
-        if number < 999.5:
-            return f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:.3g} TB"
-
-
 def exit_status_of(error: BaseException, arguments: list[str]) -> int:
     """Print an error and give its exit status; with --json the error is also one object on stdout."""
     if isinstance(error, ReaderGone):

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from nextn.cli.report import Report, size
+from nextn.cli.report import Report
 from nextn.cli.verdict import printable, table, verdict_text
-from nextn.gguf_schema.errors import counted
+from nextn.gguf_schema.errors import counted, size
 
 if TYPE_CHECKING:
     from nextn.convert.hub.gguf_sets import GGUFSet

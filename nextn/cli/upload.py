@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nextn.cli.report import Report, report_options, size
+from nextn.cli.report import Report, report_options
+from nextn.gguf_schema.errors import size
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

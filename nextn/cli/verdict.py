@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nextn.cli.report import size
-from nextn.gguf_schema.errors import counted
+from nextn.gguf_schema.errors import counted, size
 from nextn.gguf_schema.nextn_generic import BLOCK_COUNT, NEXTN_PREDICT_LAYERS
 from nextn.validators.findings import Severity
 from nextn.validators.loader_keys import Outcome

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from nextn import __version__
-from nextn.gguf_schema.errors import InputError
+from nextn.gguf_schema.errors import InputError, reason
 from nextn.gguf_schema.shards import GGUFFile, open_gguf
 from nextn.kernels.operations import DEFAULT
 from nextn.runtime.engines.choice import Job, opener_of
@@ -104,7 +104,9 @@ class Files:
         try:
             return [(s.st_size, s.st_mtime_ns, s.st_ino) for s in (path.stat() for path in self.paths)]
         except OSError as error:
-            raise InputError("unreadable", f"cannot be read: {error}", subject=str(self.wanted.model)) from error
+            raise InputError(
+                "unreadable", f"cannot be read: {reason(error)}", subject=str(self.wanted.model)
+            ) from error
 
 
 def check_files(wanted: Wanted, stack: ExitStack, note: Callable[[str], None]) -> Certificate:
@@ -182,7 +184,7 @@ def sha256_of(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise InputError("unreadable", f"cannot be read: {error}", subject=str(path)) from error
+        raise InputError("unreadable", f"cannot be read: {reason(error)}", subject=str(path)) from error
 
 
 def versions() -> dict[str, str]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nextn.gguf_schema.errors import InputError, listed
+from nextn.gguf_schema.errors import InputError, listed, reason
 
 TYPE = "{type}"
 N_PREDICT = 64
@@ -54,7 +54,7 @@ def read_matrix(path: Path) -> list[Cell]:
     try:
         told = tomllib.loads(path.read_bytes().decode())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError("unreadable", f"cannot be read as TOML: {error}", subject=str(path)) from error
+        raise InputError("unreadable", f"cannot be read as TOML: {reason(error)}", subject=str(path)) from error
     reading = _Reading(path)
     reading.known(told, {"matrix", "models"}, "")
     matrix = reading.get(told, "matrix", _is_table, "a table", "")

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from nextn.gguf_schema.errors import InputError
+from nextn.gguf_schema.errors import InputError, reason
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ def load_record(kind: type[T], format_: str, path: Path, remedy: str) -> T:
     try:
         told = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError("unreadable", f"cannot be read as {format_!r}: {error}", subject=str(path)) from error
+        raise InputError("unreadable", f"cannot be read as {format_!r}: {reason(error)}", subject=str(path)) from error
     if not isinstance(told, dict) or told.get("format") != format_:
         found = told.get("format") if isinstance(told, dict) else type(told).__name__
         message = f"is no {format_!r}: {str(found)[:80]!r}"

@@ -79,6 +79,19 @@ def test_a_baseline_that_is_no_certificate_is_refused_before_anything_runs(
     assert message in error["message"]
 
 
+@pytest.mark.parametrize("option", ["--prompts", "--baseline", "--matrix"])
+def test_a_file_that_is_not_there_is_named_once(
+    identity: Identity, converted: Converted, tmp_path: Path, option: str
+) -> None:
+    """The system's text with its number and the name again was shown behind the name."""
+    missing = tmp_path / "nope"
+    asked = ("-o", tmp_path) if option == "--matrix" else ("-m", converted("step35")["combined"])
+    status, _, err = identity(*asked, option, missing)
+    assert (status, err.count("nope"), "Errno" in err) == (3, 1, False)
+    assert "cannot be read" in err
+    assert "No such file or directory" in err
+
+
 def test_a_head_is_no_model(identity: Identity, converted: Converted, prompts: Path) -> None:
     files = converted("step35")
     assert identity.error("-m", files["mtp"], "--prompts", prompts, status=1)["code"] == "draft-head"

@@ -61,7 +61,7 @@ def test_matrices_that_are_kept_decoded_are_told(converted: Converted, tmp_path:
     hand = Hand(tensors={WIDE: ternary}, types={WIDE: "TQ2_0"})
     model = by_hand(converted("qwen4exp")[Role.COMBINED], tmp_path / "model.gguf", hand)
     [tensor] = [tensor for tensor in GGUFReader(model).tensors if tensor.name == WIDE]
-    amount = f"{4 * int(np.prod(tensor.shape)) / 1e9:.3g} GB"
+    amount = f"{4 * int(np.prod(tensor.shape)) / 1e3:.3g} kB"
     told = f"decoded once, and kept: 1 tensor of TQ2_0, which these kernels do not read packed: {amount}"
     assert load_pair(model).notes == [told]
     # The definition decodes a block of rows at a time.
