@@ -16,7 +16,7 @@ from nextn.cli.computing import MOST_CONTEXT, computing_options, lengths, runtim
 from nextn.cli.options import SomePath
 from nextn.cli.report import Report, report_options
 from nextn.cli.verdict import table
-from nextn.gguf_schema.errors import InputError, UsageError, counted
+from nextn.gguf_schema.errors import UsageError, counted
 from nextn.validators.findings import Findings, Severity
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nextn.runtime.identity.measure import Bench
     from nextn.runtime.identity.probe import Probe
     from nextn.runtime.identity.prompts import Prompt
-    from nextn.runtime.identity.regression import Regressions
+    from nextn.runtime.identity.regression import Change, Regressions
 
 EXAMPLE = """
 \b
@@ -90,14 +90,11 @@ def _measured(report: Report, asked: dict[str, Any]) -> Bench:
     from nextn.runtime.identity.checklist import checklist
     from nextn.runtime.identity.measure import Bench, EngineTold, judge_probe, measure
     from nextn.runtime.identity.observe import Settings
-    from nextn.runtime.identity.pairing import pairing
+    from nextn.runtime.identity.pairing import pairing_with_head
     from nextn.runtime.identity.prompts import TOGETHER
 
     wanted = _wanted(asked)
-    paired = pairing(wanted.model, wanted.draft)
-    if paired.head is None:
-        remedy = "give one with -d FILE"
-        raise InputError("no-heads", "has no head to draft with", subject=str(wanted.model), remedy=remedy)
+    paired = pairing_with_head(wanted.model, wanted.draft)
     files, settings, findings = Files(wanted), Settings(wanted.n_max, wanted.n_predict), Findings()
     with ExitStack() as stack:
         engines = open_engines(files, stack)
@@ -183,10 +180,14 @@ def _text(bench: Bench, worse: Regressions | None) -> str:
             )
         if not any(finding.rule.startswith("head-") for finding in bench.findings):
             lines.append("probe: nothing is wrong with the head")
-    for change in worse.changes if worse else ():
-        speed = "" if change.speed is None else f", {change.speed:.2f} times the speed"
-        lines.append(
-            f"{change.engine} n_max={change.n_max}: acceptance {change.sigmas:+.1f} sigma lower than then{speed}"
-        )
+    lines += [_compared(change) for change in (worse.changes if worse else ())]
     lines += [str(finding) for finding in (*bench.findings, *(worse.findings if worse else ()))]
     return "\n".join(lines)
+
+
+def _compared(change: Change) -> str:
+    """A configuration now and then, for people; of acceptance nothing where nothing was drafted."""
+    drafted = change.accepted_now is not None and change.accepted_before is not None
+    told = [f"acceptance {change.sigmas:+.1f} sigma lower than then"] if drafted else []
+    told += [] if change.speed is None else [f"{change.speed:.2f} times the speed"]
+    return f"{change.engine} n_max={change.n_max}: {', '.join(told) or 'nothing to compare'}"

@@ -47,7 +47,8 @@ def _server(url: str, job: Job) -> Engine:
     return Server(drafting.rstrip("/"), plain.rstrip("/") or None, job.n_max, job.vocabulary)
 
 
-# What a specification begins with, whether more follows, and what opens it with what follows.
+# What a specification begins with, and what opens it with what follows. Where nothing follows, it drafts with the files
+# of the job; else the draft is another's choice: of who started the server, or of flags behind the program.
 ENGINES: tuple[tuple[str, bool, Opener], ...] = (
     ("reference", False, lambda _, job: job.reference()),
     ("llama-cpp", False, _llama_cpp),
@@ -59,8 +60,19 @@ ENGINES: tuple[tuple[str, bool, Opener], ...] = (
 
 def opener_of(specification: str) -> Callable[[Job], Engine]:
     """What opens the engine of a specification; UsageError when there is none of that name."""
+    _, rest, opener = _found(specification)
+    return lambda job: opener(rest, job)
+
+
+def drafts_with_files(specification: str) -> bool:
+    """Whether what drafts is certainly in the files that the engine is given."""
+    takes_more, *_ = _found(specification)
+    return not takes_more
+
+
+def _found(specification: str) -> tuple[bool, str, Opener]:
     for prefix, takes_more, opener in ENGINES:
         rest = specification.removeprefix(prefix)
         if rest != specification and bool(rest) == takes_more:
-            return lambda job: opener(rest, job)
+            return takes_more, rest, opener
     raise UsageError("engine", f"is no engine; there are {KNOWN}", subject=f"--engine {specification}")

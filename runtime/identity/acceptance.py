@@ -19,6 +19,8 @@ TENTHS = 10
 # The gate that a user of llama.cpp proposed for a bug there (case R16), and one of ours for falling behind.
 GATE_RATE, GATE_TOKENS = 0.01, 8
 SIGMAS = 3.0
+# Tokens of the shortest text that has room for a draft: the first comes with the prompt, the last is the trunk's own.
+SHORTEST_DRAFTED = 3
 LARGE_DROP, LARGE_DECAY = 0.05, 0.1
 
 
@@ -104,14 +106,21 @@ def examine_acceptance(
         if record.n_max == 0:
             continue
         if not record.total_draft:
-            findings.warn(
-                "nothing-drafted", subject, "no token was drafted", remedy="give a model or a draft with a head"
-            )
+            findings.warn("nothing-drafted", subject, *_nothing_drafted(record, observed))
         elif _rate(record) < GATE_RATE and record.total_predicted >= GATE_TOKENS:
             told = f"{record.total_draft_accepted} of {record.total_draft} drafted tokens accepted; {checked}"
             findings.warn("acceptance-gate", subject, told, remedy="nextn bench --probe tells what the head is worth")
         _beside(record, next((e for e in expected if e.n_max == record.n_max), None), findings)
         _decay(record, observed, findings)
+
+
+def _nothing_drafted(record: AggregateRecord, observed: Sequence[Observation]) -> tuple[str, str]:
+    """What is known of the reason, and what helps."""
+    longest = max((len(o.tokens) for o in observed if o.n_max == record.n_max), default=0)
+    if longest < SHORTEST_DRAFTED:
+        message = f"no token was drafted: texts of {counted(longest, 'token')} leave no room for a draft"
+        return message, "give a larger -n, or prompts whose texts go on"
+    return "no token was drafted", "see that there is a head, and that the engine drafts with it"
 
 
 def _rate(record: AggregateRecord) -> float:

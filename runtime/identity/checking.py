@@ -16,13 +16,14 @@ from nextn import __version__
 from nextn.gguf_schema.errors import InputError, reason
 from nextn.gguf_schema.shards import GGUFFile, open_gguf
 from nextn.kernels.operations import DEFAULT
-from nextn.runtime.engines.choice import Job, opener_of
+from nextn.runtime.engines.choice import Job, drafts_with_files, opener_of
 from nextn.runtime.engines.engine import Engine
 from nextn.runtime.engines.reference import Reference
 from nextn.runtime.identity.certificate import Certificate, FileRecord
 from nextn.runtime.identity.check import check
 from nextn.runtime.identity.checklist import checklist
 from nextn.runtime.identity.observe import SPARE, Settings
+from nextn.runtime.identity.pairing import pairing_with_head
 from nextn.runtime.identity.prompts import Prompt, default_prompts
 from nextn.runtime.identity.rescore import Rescorer
 from nextn.runtime.load import Pair, fit_threads, load_pair
@@ -104,17 +105,19 @@ class Files:
         try:
             return [(s.st_size, s.st_mtime_ns, s.st_ino) for s in (path.stat() for path in self.paths)]
         except OSError as error:
-            raise InputError(
-                "unreadable", f"cannot be read: {reason(error)}", subject=str(self.wanted.model)
-            ) from error
+            message = f"cannot be read: {reason(error)}"
+            raise InputError("unreadable", message, subject=str(self.wanted.model)) from error
 
 
 def check_files(wanted: Wanted, stack: ExitStack, note: Callable[[str], None]) -> Certificate:
     """Check files by the wanted engines, which are closed with `stack`; the certificate lacks only its command.
 
-    Raises InputError and VerdictError for files that cannot be used, and what `check` raises.
+    Raises InputError and VerdictError for files that cannot be used, InputError when it is known that nothing drafts,
+    and what `check` raises.
     """
     files = Files(wanted)
+    if wanted.draft is None and all(map(drafts_with_files, wanted.engines)):
+        pairing_with_head(wanted.model, None)
     engines = open_engines(files, stack)
     rescored = wanted.rescored and _can_rescore(files, note)
     certificate = check(

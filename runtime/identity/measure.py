@@ -207,9 +207,21 @@ def compare(now: Bench, before: Bench) -> Regressions:
         findings.warn("baseline-settings", "settings", "prompts or their lengths are others than then")
     if sorted(file.sha256 for file in now.files) != sorted(file.sha256 for file in before.files):
         findings.note("baseline-files", "files", "are others than then")
+    then = {engine.name: engine.describe for engine in before.engines}
+    for engine in now.engines:
+        was = then.get(engine.name, {})
+        others = [
+            f"{key} {value}, {was[key]} then"
+            for key, value in engine.describe.items()
+            if key in TOLD and was.get(key, value) != value
+        ]
+        if others:
+            findings.warn("baseline-engine", engine.name, f"computes otherwise: {'; '.join(others)}")
     return Regressions(tuple(changed(_measured(now), _measured(before), findings)), findings)
 
 
+# What engines tell of themselves that figures depend on.
+TOLD = ("kernels", "device", "kv_type", "threads")
 # Settings that figures depend on.
 COMPARED = ("n_predict", "prompts_sha256")
 

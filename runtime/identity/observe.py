@@ -106,7 +106,10 @@ def _check_room(engine: Engine, prompts: Sequence[Prompt], settings: Settings) -
     for prompt in prompts:
         if len(prompt.tokens) > room:
             message = f"has {len(prompt.tokens)} tokens; a context of {engine.context} has room for {max(room, 0)}"
-            remedy = f"with {settings.n_predict} tokens behind it: give a smaller -n, or a larger --context"
+            remedy = (
+                f"with {settings.n_predict} tokens behind it and drafts of {max(settings.n_max)}: "
+                "give a smaller -n or --n-max, or a larger --context"
+            )
             raise InputError("prompt-too-long", message, subject=f"prompt {prompt.name}", remedy=remedy)
 
 

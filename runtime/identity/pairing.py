@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nextn.gguf_schema.contents import Contents, TensorInfo
+from nextn.gguf_schema.errors import InputError
 from nextn.gguf_schema.nextn_generic import TARGET_EMBEDDING_SHA256, head_blocks
 from nextn.gguf_schema.shards import open_gguf
 
@@ -47,6 +48,15 @@ def pairing(model: Path, draft: Path | None) -> Pairing:
     of_trunk = [tensor for tensor in trunk if not blocks or not tensor.name.startswith(blocks)]
     drafts = Part(str(path), _types(of_head), _target(head)) if of_head else None
     return Pairing(trunk.architecture, Part(str(model), _types(of_trunk)), drafts)
+
+
+def pairing_with_head(model: Path, draft: Path | None) -> Pairing:
+    """The pairing; InputError when nothing in it drafts, and as `pairing` raises it."""
+    paired = pairing(model, draft)
+    if paired.head is None:
+        remedy = "give one with -d FILE"
+        raise InputError("no-heads", "has no head to draft with", subject=str(draft or model), remedy=remedy)
+    return paired
 
 
 def _types(tensors: Iterable[TensorInfo]) -> dict[str, int]:

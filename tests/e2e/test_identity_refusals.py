@@ -48,13 +48,13 @@ def test_files_that_are_missing_or_none(identity: Identity, tmp_path: Path, conv
     assert identity.error("-m", garbage, status=3)
     files = converted("step35")
     assert identity.error("-m", files["trunk"], "-d", tmp_path / "missing.gguf", status=3)
-    assert identity.error("-m", files["trunk"], "--prompts", tmp_path / "missing.jsonl", status=3)
+    assert identity.error("-m", files["combined"], "--prompts", tmp_path / "missing.jsonl", status=3)
     empty = tmp_path / "empty.jsonl"
     empty.touch()
-    assert identity.error("-m", files["trunk"], "--prompts", empty, status=3)["code"] == "no-prompts"
+    assert identity.error("-m", files["combined"], "--prompts", empty, status=3)["code"] == "no-prompts"
     twice = tmp_path / "twice.jsonl"
     twice.write_text('{"name": "a", "tokens": [1]}\n{"name": "a", "tokens": [2]}')
-    assert "two prompts named 'a'" in identity.error("-m", files["trunk"], "--prompts", twice, status=3)["message"]
+    assert "two prompts named 'a'" in identity.error("-m", files["combined"], "--prompts", twice, status=3)["message"]
 
 
 @pytest.mark.parametrize(
@@ -110,6 +110,24 @@ def test_llama_cpp_that_cannot_load_the_draft_is_an_input_error(
     error = identity.error(*asked, "--engine", "llama-cpp", status=3)
     assert error["message"].startswith("with a draft: error loading model")
     assert "failed to load draft model" in error["message"]
+
+
+@pytest.mark.parametrize("engine", ["reference", "llama-cpp"])
+def test_a_model_without_a_head_is_refused(
+    identity: Identity, converted: Converted, prompts: Path, engine: str
+) -> None:
+    """It was identical, status 0, with nothing tested but a warning."""
+    error = identity.error("-m", converted("step35")["trunk"], "--prompts", prompts, "--engine", engine, status=3)
+    assert (error["code"], error["remedy"]) == ("no-heads", "give one with -d FILE")
+
+
+def test_where_drafts_stop_short_of_the_context_all_lengths_are_named(
+    identity: Identity, converted: Converted, prompts: Path
+) -> None:
+    model = converted("step35")["combined"]
+    error = identity.error("-m", model, "--prompts", prompts, "-n", 8, "--n-max", 100000, status=3)
+    assert error["code"] == "prompt-too-long"
+    assert error["remedy"].startswith("with 8 tokens behind it and drafts of 100000: give a smaller -n or --n-max")
 
 
 def test_a_missing_llama_cpp_is_told_before_anything_runs(

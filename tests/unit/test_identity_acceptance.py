@@ -56,6 +56,17 @@ def test_without_a_head_it_is_told_that_nothing_was_drafted() -> None:
     assert rules(check([engine(None)], PROMPTS, Settings((1,), 8))) == {"nothing-drafted"}
 
 
+def test_texts_without_room_for_a_draft_blame_no_head() -> None:
+    """Of two tokens the first comes with the prompt, and the other is the trunk's own."""
+    head = engine(StubHeads(right(TRUNK)))
+    [short] = check([head], PROMPTS, Settings((1,), 2)).findings
+    assert short.message == "no token was drafted: texts of 2 tokens leave no room for a draft"
+    assert "head" not in str(short.remedy)
+    assert check([head], PROMPTS, Settings((1,), 3)).findings == ()
+    [missing] = check([engine(None)], PROMPTS, Settings((1,), 3)).findings
+    assert (missing.message, "a head" in str(missing.remedy)) == ("no token was drafted", True)
+
+
 def test_an_engine_that_accepts_clearly_less_than_the_reference_is_told() -> None:
     """A fault in the head alone cannot change the text: only this shows it (I11)."""
     bad, good = engine(StubHeads(wrong(TRUNK)), "other"), engine(StubHeads(right(TRUNK)))

@@ -175,6 +175,19 @@ def test_saved_measurements(tmp_path: Path) -> None:
     ]
 
 
+def test_an_engine_that_computes_otherwise_is_told(tmp_path: Path) -> None:
+    """Speeds of the definition and of the compiled forms were compared without a word."""
+
+    def of(name: str, **describe: str) -> Bench:
+        return saved(tmp_path / f"{name}.json", engines=[{"name": "reference", "describe": describe}])
+
+    now, then = of("now", kernels="reference", version="2"), of("then", kernels="cpu", version="1")
+    [finding] = compare_measured(now, then).findings
+    assert (finding.severity.value, finding.rule, finding.subject) == ("warning", "baseline-engine", "reference")
+    assert finding.message == "computes otherwise: kernels reference, cpu then"
+    assert compare_measured(now, of("older", version="1")).findings == []
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
