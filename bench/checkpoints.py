@@ -1,6 +1,5 @@
 """Random checkpoints in hub format, for measuring: Step-shaped in BF16, GLM-shaped in block FP8.
 
-usage: python bench/checkpoints.py step35|glm5-next OUT GB
 The families' tiny fixtures give configuration and tokenizer; sizes are scaled up until the weights take GB gigabytes.
 """
 
@@ -8,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Iterator
 from itertools import count, product
 from math import ceil, prod
@@ -16,6 +14,7 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
+import asked
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
@@ -211,6 +210,16 @@ def _grow_vocabulary(path: Path, size: int) -> None:
     path.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
 
 
+def main() -> None:
+    parser = asked.parser(__doc__)
+    parser.add_argument("family", choices=TINY, help="which the checkpoint is of")
+    parser.add_argument("out", type=Path, metavar="OUT", help="the folder that it is written to")
+    help_ = "gigabytes of weights at most, but there are at least five layers"
+    parser.add_argument("gigabytes", type=asked.amount, metavar="GB", help=help_)
+    options = parser.parse_args()
+    made = write(options.family, options.out, options.gigabytes)
+    print(f"{options.out}: {made / 1e9:.2f} GB")
+
+
 if __name__ == "__main__":
-    made = write(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]))
-    print(f"{sys.argv[2]}: {made / 1e9:.2f} GB")
+    main()

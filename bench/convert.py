@@ -1,7 +1,5 @@
 """Converting, measured: all four files by nextn, one and three files by the upstream converter, and a plain copy.
 
-usage: python bench/convert.py CHECKPOINT OUT [--outtype bf16] [--peer PYTHON --upstream TREE --pre NAME] [--rounds 3]
-
 Every side runs in the same session, in turn, and the least time of each counts; OUT should be on the disk to measure.
 Make a checkpoint with bench/checkpoints.py. Without --peer only nextn and the copy are measured.
 """
@@ -13,12 +11,15 @@ import shutil
 import sys
 from pathlib import Path
 
+import asked
 from measured import Measured, emptied, run
+
+from nextn.gguf_schema.types import OUTPUT_TYPES
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Measured]:
     """One round: every side once."""
-    source, out, outtype = arguments.checkpoint, arguments.out, arguments.outtype
+    source, out, outtype = str(arguments.checkpoint), arguments.out, arguments.outtype
     result = {}
     ours = emptied(out / "nextn")
     emit = "combined,trunk,mtp,mtp-shared"
@@ -45,15 +46,19 @@ def measure(arguments: argparse.Namespace) -> dict[str, Measured]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint")
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--outtype", default="bf16")
-    parser.add_argument("--peer")
-    parser.add_argument("--upstream")
-    parser.add_argument("--pre", default="deepseek-v3")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = asked.parser(__doc__)
+    parser.add_argument("checkpoint", type=asked.folder, metavar="CHECKPOINT", help="in hub format")
+    parser.add_argument("out", type=Path, metavar="OUT", help="a folder on the disk to measure")
+    parser.add_argument("--outtype", choices=OUTPUT_TYPES, default="bf16", help="type of matrices [%(default)s]")
+    help_ = "an interpreter with what upstream's converter needs: measure that, too"
+    parser.add_argument("--peer", type=asked.program, metavar="PYTHON", help=help_)
+    parser.add_argument("--upstream", metavar="TREE", help="a source tree of llama.cpp, for --peer")
+    help_ = "the pre-tokenizer that upstream is told [%(default)s]"
+    parser.add_argument("--pre", default="deepseek-v3", metavar="NAME", help=help_)
+    parser.add_argument("--rounds", type=asked.whole(1), default=3, help="of which the least counts [%(default)s]")
     arguments = parser.parse_args()
+    if arguments.peer and not arguments.upstream:
+        parser.error("--peer wants --upstream, too")
     rounds = [measure(arguments) for _ in range(arguments.rounds)]
     best = {side: min((r[side] for r in rounds), key=lambda m: m.seconds) for side in rounds[0]}
     ours = best["nextn, four files"]

@@ -1,7 +1,5 @@
 """Damaged headers by the hundred thousand: no crash, no hang, no memory blow-up.
 
-usage: python bench/fuzz.py N [SEED]
-
 Headers of the three families' small files are changed by chance (tests/mutations.py) and examined like `nextn validate`
 does, one in eight as a set of two files, one in four with forecast and estimate. An input that ends in anything but a
 verdict or an error for the user is saved, and so is one that takes more than a second; the exit status is then 1.
@@ -16,6 +14,8 @@ import traceback
 from collections import Counter
 from pathlib import Path
 from random import Random
+
+import asked
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
@@ -38,10 +38,11 @@ def save(files: list[HeaderFile], name: str) -> None:
 
 
 def main() -> int:
-    if not 2 <= len(sys.argv) <= 3:
-        print(__doc__)
-        return 2
-    n, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) == 3 else 0
+    parser = asked.parser(__doc__)
+    parser.add_argument("n", type=asked.whole(1), metavar="N", help="inputs")
+    parser.add_argument("seed", type=int, nargs="?", default=0, metavar="SEED", help="of chance [%(default)s]")
+    options = parser.parse_args()
+    n, seed = options.n, options.seed
     whole = headers()
     outcomes: Counter[str] = Counter()
     bad, slowest, slowest_index = 0, 0.0, -1

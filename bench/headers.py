@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+import asked
 import gguf
 
 from nextn.gguf_schema.architecture import Role
@@ -110,6 +111,7 @@ def seconds(read: Callable[[Path], object], path: Path, times: int) -> float:
 
 
 def main() -> None:
+    asked.parser(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.gguf"
         write_model(path)

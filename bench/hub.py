@@ -1,7 +1,5 @@
 """Converting from the hub, in bytes: what is fetched beside what is needed and what the whole repository has.
 
-usage: python bench/hub.py FOLDER [--gigabytes 1] [--limit 1.02]
-
 A checkpoint of that size is made in FOLDER and served by the hub of the tests (tests/fake_hub), on loopback and over
 HTTP; bytes are those that it sent, of listings, headers and redirects too. `needed` are the tensors that the asked
 files are made of, as `nextn convert --dry-run` of the local folder says. The exit status is 1 above the limit.
@@ -10,7 +8,6 @@ The peer is the download that other converters begin with: `hf download org/mode
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -19,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+import asked
 import checkpoints
 from measured import emptied
 
@@ -56,10 +54,11 @@ def measure(hub: FakeHub, family: str, folder: Path, emit: str, home: Path) -> f
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--gigabytes", type=float, default=1.0)
-    parser.add_argument("--limit", type=float, default=1.02)
+    parser = asked.parser(__doc__)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where a folder hub is made, and removed")
+    parser.add_argument("--gigabytes", type=asked.amount, default=1.0, help="of each checkpoint [%(default)s]")
+    help_ = "bytes fetched for each byte needed, at most [%(default)s]"
+    parser.add_argument("--limit", type=asked.amount, default=1.02, help=help_)
     arguments = parser.parse_args()
     folder = emptied(arguments.folder / "hub")
     print("family     emit       repository     needed    fetched   ratio  requests  seconds     (MB)")

@@ -1,8 +1,5 @@
 """Greedy streams with drafts against plain greedy decoding, by the ten thousand tokens: not one may differ.
 
-usage: python bench/identity_soak.py TOKENS [--families step35,qwen4exp,glm5-next] [--outtypes f32,q8_0,q4_0]
-                                      [--kernels cpu,reference] [--seed 0]
-
 The fixtures are converted to each type, and computed with each form of the operations. Beginnings of their prompts are
 continued by `greedy`, one token at a time, and by the speculative loop: drafts of 1 to 8 tokens, by the real heads, and
 by heads that are always right, wrong, or right by chance; prompts cut into parts of 1 to 64 rows; one sequence or
@@ -12,7 +9,6 @@ one of them differs.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections import Counter
@@ -23,11 +19,14 @@ from tempfile import TemporaryDirectory
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
+import asked
 from families import FAMILIES
 from stub_heads import StubHeads, follows
 
 from nextn.convert.pipeline import convert
 from nextn.gguf_schema.architecture import Role
+from nextn.gguf_schema.types import OUTPUT_TYPES
+from nextn.kernels.operations import FORMS
 from nextn.runtime.drafting import Options
 from nextn.runtime.greedy import greedy
 from nextn.runtime.load import Pair, load_pair, use_threads
@@ -86,16 +85,19 @@ def soak(pair: Pair, known: list[list[int]], random: Random, compared: Counter[s
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tokens", type=int)
-    parser.add_argument("--families", default=",".join(FAMILIES))
-    parser.add_argument("--outtypes", default="f32,q8_0,q4_0")
-    parser.add_argument("--kernels", default="cpu,reference")
-    parser.add_argument("--seed", type=int, default=0)
+    parser = asked.parser(__doc__)
+    parser.add_argument("tokens", type=asked.whole(1), metavar="TOKENS", help="to compare, at least")
+    for name, known, default, help_ in (
+        ("--families", FAMILIES, ",".join(FAMILIES), "whose fixtures are taken"),
+        ("--outtypes", OUTPUT_TYPES, "f32,q8_0,q4_0", "types that they are converted to"),
+        ("--kernels", ("reference", *FORMS), "cpu,reference", "forms of the operations"),
+    ):
+        read = asked.several(asked.one_of(known))
+        parser.add_argument(name, type=read, default=default, metavar="NAME,...", help=f"{help_} [%(default)s]")
+    parser.add_argument("--seed", type=int, default=0, help="of chance [%(default)s]")
     arguments = parser.parse_args()
     use_threads(1)
-    asked = (arguments.families, arguments.outtypes, arguments.kernels)
-    configurations = list(product(*(each.split(",") for each in asked)))
+    configurations = list(product(arguments.families, arguments.outtypes, arguments.kernels))
     begin, total, mismatches = time.monotonic(), 0, 0
     for family, outtype, kernels in configurations:
         compared, wrong = Counter[str](), Counter[str]()

@@ -1,6 +1,5 @@
 """How long it takes to plan the conversion of GLM-5.3-Flash in FP8: 60 shards, 76,000 tensors, 155,000 tokens.
 
-usage: python bench/plan.py FOLDER
 The shards in FOLDER have true headers, but their data is a hole: planning reads no payload.
 """
 
@@ -14,6 +13,7 @@ import time
 from math import prod
 from pathlib import Path
 
+import asked
 from checkpoints import SIZES, TINY, _grow_vocabulary
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
@@ -54,7 +54,9 @@ def write(folder: Path) -> int:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    parser = asked.parser(__doc__)
+    parser.add_argument("folder", type=asked.new_folder, metavar="FOLDER", help="is made; it must not be there yet")
+    folder = parser.parse_args().folder
     count = write(folder)
     command = [sys.executable, "-m", "nextn", "convert", str(folder), "-o", str(folder / "out"), "--dry-run"]
     command += ["--emit", "combined,trunk,mtp,mtp-shared"]

@@ -1,14 +1,11 @@
 """Surgery, measured: split, join and relayout of a large file beside `cp` + `sync` of the bytes that they write.
 
-usage: python bench/surgery.py FOLDER [--gigabytes 4] [--rounds 3]
-
 Everything runs in turn in the same session, on a file made in FOLDER and held in the page cache; the least time of each
 counts. The peer for a change of metadata is gguf-new-metadata of the gguf package, on the same file.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import sys
@@ -16,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import asked
 from measured import Measured, emptied, run
 
 from nextn.gguf_schema.architecture import Role
@@ -136,10 +134,10 @@ def jobs(whole: Path, shards: Path, out: Path) -> list[Job]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--gigabytes", type=float, default=4.0)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = asked.parser(__doc__)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where a folder surgery is made, and removed")
+    parser.add_argument("--gigabytes", type=asked.amount, default=4.0, help="of the file [%(default)s]")
+    parser.add_argument("--rounds", type=asked.whole(1), default=3, help="of which the least counts [%(default)s]")
     arguments = parser.parse_args()
     folder = arguments.folder / "surgery"
     whole, shards = write_models(emptied(folder), arguments.gigabytes)

@@ -1,7 +1,5 @@
 """Greedy generation by transformers, as the peer of bench/decode.py, in a Python that has it.
 
-usage: PYTHON bench/transformers_peer.py CHECKPOINT COUNT < prompts.json
-
 Standard input is a JSON list of lists of token ids. Prints one JSON object: the tokens behind each prompt, end tokens
 ignored, and the seconds that they took with one thread, in float32, behind the prompt.
 """
@@ -12,13 +10,18 @@ import json
 import sys
 import time
 
+import asked
 import torch
 import transformers  # type: ignore[import-not-found]
 
 
 def main() -> None:
+    parser = asked.parser(__doc__)
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="in hub format")
+    parser.add_argument("count", type=asked.whole(2), metavar="COUNT", help="tokens behind each prompt")
+    options = parser.parse_args()
+    path, count = options.checkpoint, options.count
     torch.set_num_threads(1)
-    path, count = sys.argv[1], int(sys.argv[2])
     transformers.logging.set_verbosity_error()
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(

@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+if "UPSTREAM" not in os.environ:
+    sys.exit(__doc__)
 TREE = Path(os.environ["UPSTREAM"])
 sys.path[:1] = [str(TREE), str(TREE / "gguf-py")]
 
