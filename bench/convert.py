@@ -49,7 +49,9 @@ def main() -> None:
     parser = asked.parser(__doc__)
     parser.add_argument("checkpoint", type=asked.folder, metavar="CHECKPOINT", help="in hub format")
     parser.add_argument("out", type=Path, metavar="OUT", help="a folder on the disk to measure")
-    parser.add_argument("--outtype", choices=OUTPUT_TYPES, default="bf16", help="type of matrices [%(default)s]")
+    parser.add_argument(
+        "--outtype", choices=("auto", *OUTPUT_TYPES), default="bf16", help="type of matrices [%(default)s]"
+    )
     help_ = "an interpreter with what upstream's converter needs: measure that, too"
     parser.add_argument("--peer", type=asked.program, metavar="PYTHON", help=help_)
     parser.add_argument("--upstream", metavar="TREE", help="a source tree of llama.cpp, for --peer")

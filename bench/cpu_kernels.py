@@ -1,11 +1,9 @@
 """Products of packed weights with 1 to 64 rows on the CPU, beside torch's own and the speed of reading memory.
 
-usage: python bench/cpu_kernels.py [--types BF16,Q8_0,Q4_0,…] [--rows 1,2,4,16,64] [--out 8192] [--in 4096]
-                                   [--threads 2] [--rounds 7]
-
 The best of the rounds counts, which are taken in turn; GB/s are of weights as they lie in memory. The peers are
 `torch.mv(weight, x)` for one row and `torch.mm(x, weight.T)` for more, in float32 and bfloat16, with as many threads.
-Memory is read by `torch.sum` of as many bytes as float32.
+Memory is read by `torch.sum` of as many bytes as float32. Matrices that fit into the processor's caches are read from
+there: neither their figures nor that of memory are of memory then.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import asked
 import numba
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from nextn.gguf_schema.errors import counted
 from nextn.kernels.cpu.blocks import FORMS
 from nextn.kernels.cpu.products import Products
 
@@ -65,30 +65,51 @@ def contenders(options: argparse.Namespace) -> dict[tuple[str, int], tuple[Calla
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--types", type=lambda s: s.split(","), default=list(FORMS))
-    parser.add_argument("--rows", type=lambda s: [int(n) for n in s.split(",")], default=[1, 2, 4, 16, 64])
-    parser.add_argument("--out", type=int, default=8192)
-    parser.add_argument("--in", type=int, default=4096, dest="width")
-    parser.add_argument("--threads", type=int, default=numba.config.NUMBA_NUM_THREADS)
-    parser.add_argument("--rounds", type=int, default=7)
+def options_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """What is asked; ends with an error where rows of a matrix are not whole blocks."""
+    cores = numba.config.NUMBA_NUM_THREADS
+    types = asked.several(asked.one_of(FORMS))
+    help_ = f"types of weights, of {', '.join(FORMS)} [all]"
+    parser.add_argument("--types", type=types, default=list(FORMS), metavar="TYPE,...", help=help_)
+    help_ = "numbers of rows that are multiplied together [%(default)s]"
+    rows = asked.several(asked.whole(1))
+    parser.add_argument("--rows", type=rows, default="1,2,4,16,64", metavar="N,...", help=help_)
+    parser.add_argument("--out", type=asked.whole(1), default=8192, metavar="N", help="rows of a matrix [%(default)s]")
+    help_ = "columns of a matrix, whole blocks of each type [%(default)s]; small matrices lie in caches"
+    parser.add_argument("--in", type=asked.whole(1), default=4096, dest="width", metavar="N", help=help_)
+    help_ = "at most the cores [%(default)s]"
+    parser.add_argument("--threads", type=asked.whole(1, cores), default=cores, metavar="N", help=help_)
+    help_ = "of which the best counts, behind one that compiles [%(default)s]"
+    parser.add_argument("--rounds", type=asked.whole(1), default=7, metavar="N", help=help_)
     options = parser.parse_args()
+    for name in options.types:
+        form = FORMS[name]
+        if not form.is_plain and options.width % form.weights:
+            parser.error(
+                f"argument --in: {options.width} is no multiple of {form.weights}, the columns of a {name} block"
+            )
+    return options
+
+
+def main() -> None:
+    options = options_of(asked.parser(__doc__))
     torch.set_num_threads(options.threads)
     numba.set_num_threads(options.threads)
 
     work = contenders(options)
     best = dict.fromkeys(work, float("inf"))
-    for _ in range(options.rounds + 1):  # The first round compiles.
+    for run, _ in work.values():
+        run()  # compiles
+    for _ in range(options.rounds):
         for key, (run, _) in work.items():
             start = time.perf_counter()
             run()
             best[key] = min(best[key], time.perf_counter() - start)
 
-    table = Table(title=f"{options.out} × {options.width}, {options.threads} threads: ms (GB/s of weights)")
+    table = Table(title=f"{options.out} × {options.width}, {counted(options.threads, 'thread')}: ms (GB/s of weights)")
     table.add_column("weights")
     for rows in options.rows:
-        table.add_column(f"{rows} rows" if rows > 1 else "1 row", justify="right")
+        table.add_column(counted(rows, "row"), justify="right")
     for name in dict.fromkeys(name for name, rows in work if rows):
         cells = []
         for rows in options.rows:

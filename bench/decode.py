@@ -1,8 +1,5 @@
 """Tokens a second of the reference runtime on the fixtures, with and without drafts, beside llama.cpp and transformers.
 
-usage: python bench/decode.py [--families step35,qwen4exp,glm5-next] [--prompts 3] [-n 48] [--n-max 3]
-                              [--kernels cpu,reference] [--peer PYTHON] [--profile] [--rounds 2]
-
 Every side continues the same prompts by the same number of tokens, with one thread, in float32, in the same session;
 the best of the rounds counts, and prompts are read outside the measured time. --peer is a Python with transformers 5.24
 and torch. --profile also prints the fifteen operations in which a drafted run spends most of its own time.
@@ -22,6 +19,7 @@ from tempfile import TemporaryDirectory
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
+import asked
 from families import FAMILIES
 
 from nextn.convert.pipeline import convert
@@ -32,6 +30,8 @@ from nextn.runtime.load import Pair, load_pair, use_threads
 from nextn.runtime.speculative import Speculator
 
 PEER = Path(__file__).with_name("transformers_peer.py")
+# Forms of the operations that compute on a CPU.
+KERNELS = ("cpu", "reference")
 TOP = 15
 Prompts = list[list[int]]
 # Tokens behind each prompt, and how many of them came in a second.
@@ -86,7 +86,7 @@ def measure(family: str, arguments: argparse.Namespace, folder: Path) -> bool:
     """Every side once a round; whether all say the same."""
     checkpoint = FAMILIES[family].checkpoint
     model = convert(checkpoint, folder, (Role.COMBINED,), "f32").outputs[0].path
-    pairs = {kernels: load_pair(model, kernels=kernels) for kernels in arguments.kernels.split(",")}
+    pairs = {kernels: load_pair(model, kernels=kernels) for kernels in arguments.kernels}
     count, n_max = arguments.count, arguments.n_max
     for pair in pairs.values():
         ours(pair, [[1]], 4, n_max)  # compiles
@@ -118,19 +118,24 @@ def measure(family: str, arguments: argparse.Namespace, folder: Path) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--families", default=",".join(FAMILIES))
-    parser.add_argument("--prompts", type=int, default=3)
-    parser.add_argument("-n", "--count", type=int, default=48)
-    parser.add_argument("--n-max", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--kernels", default="cpu,reference")
-    parser.add_argument("--peer")
-    parser.add_argument("--profile", action="store_true")
+    parser = asked.parser(__doc__)
+    for name, known, help_ in (
+        ("--families", FAMILIES, "whose fixtures are continued"),
+        ("--kernels", KERNELS, "forms of the operations"),
+    ):
+        read = asked.several(asked.one_of(known))
+        parser.add_argument(name, type=read, default=",".join(known), metavar="NAME,...", help=f"{help_} [%(default)s]")
+    parser.add_argument("--prompts", type=asked.whole(1), default=3, help="of each family, at most [%(default)s]")
+    # Speed is that of the tokens behind the first, which comes with the prompt.
+    parser.add_argument("-n", "--count", type=asked.whole(2), default=48, help="tokens behind a prompt [%(default)s]")
+    parser.add_argument("--n-max", type=asked.whole(1), default=3, help="tokens of a draft, at most [%(default)s]")
+    parser.add_argument("--rounds", type=asked.whole(1), default=2, help="of which the best counts [%(default)s]")
+    parser.add_argument("--peer", type=asked.program, metavar="PYTHON", help="measure transformers in this one, too")
+    parser.add_argument("--profile", action="store_true", help="tell where drafted runs spend their time, too")
     arguments = parser.parse_args()
     use_threads(1)
     fine = True
-    for family in arguments.families.split(","):
+    for family in arguments.families:
         with TemporaryDirectory() as folder:
             fine &= measure(family, arguments, Path(folder))
     return int(not fine)

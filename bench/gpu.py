@@ -1,8 +1,5 @@
 """Check and time the Triton kernels on a GPU, and decode with random models of Step-3.7's widths.
 
-usage: python bench/gpu.py [--types BF16,Q8_0,Q4_K,IQ4_XS] [--layers 5] [--context 1024] [-n 32] [--rounds 20]
-                           [--unchecked] [--toy]
-
 First the tests of the kernels run on the GPU: every kernel against its definition in float64, and for equal bits at all
 widths. Then times, of what is captured in a CUDA graph and replayed, or said to be otherwise; bandwidths are beside
 that of a device copy, measured in the same run. Products are of a matrix of 11264 rows of 4096, of which so many copies
@@ -29,6 +26,7 @@ from pathlib import Path
 os.environ["TRITON_INTERPRET"] = "1" if "--toy" in sys.argv else "0"
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
+import asked
 import torch
 from random_step import RandomWeights, matrix_of, noise, step_bytes, widths
 from rich.console import Console
@@ -36,6 +34,8 @@ from rich.table import Table
 from torch import Tensor
 from triton_device import DEVICE
 
+from nextn.gguf_schema.errors import counted
+from nextn.gguf_schema.types import TENSOR_TYPES
 from nextn.kernels.operations import operations
 from nextn.kernels.routing import Router
 from nextn.kernels.triton.blocks import FORMATS
@@ -50,8 +50,14 @@ from nextn.runtime.speculative import Speculator
 ROOT = Path(__file__).parents[1]
 TOY = INTERPRETED
 ROWS = (1, 2) if TOY else (1, 2, 3, 4)
+BY_ROWS = tuple(counted(rows, "row") for rows in ROWS)
 OUTPUTS, WIDTH = (8, 256) if TOY else (11264, 4096)
-TYPES = ["Q8_0", "Q4_0"] if TOY else ["BF16", "Q8_0", "Q4_K", "IQ4_XS"]
+# Types that models are decoded of, and that products are measured of, unless others are asked for.
+DECODED = ("Q8_0", "Q4_0") if TOY else ("BF16", "Q8_0", "Q4_K", "IQ4_XS")
+MULTIPLIED = DECODED if TOY else (*PLAIN, *FORMATS)
+# Types that rows of all models' matrices are whole blocks of.
+MODEL_WIDTH = widths(toy=TOY, layers=2).embedding_length
+KNOWN = tuple(name for name in (*PLAIN, *FORMATS) if MODEL_WIDTH % TENSOR_TYPES[name].block == 0)
 # How a prompt begins that drafts are measured behind, and the most tokens of a draft.
 READ, DRAFTED = (2, 1) if TOY else (16, 3)
 # More than any cache holds.
@@ -118,12 +124,17 @@ def copy_bandwidth(clock: Clock) -> float:
     return 2 * COPIED / clock.seconds("copy", [lambda: target.copy_(source)])
 
 
-def products(clock: Clock, bandwidth: float, console: Console) -> None:
+def figure(number: float) -> str:
+    """Three significant digits, or all that stand before the point."""
+    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def products(clock: Clock, bandwidth: float, types: Sequence[str], console: Console) -> None:
     ops = operations("triton")
     table = Table(title=f"products of rows and a matrix of {OUTPUTS} x {WIDTH}: GB/s, and of the copy's bandwidth")
-    for column in ("type", *(f"{rows} rows" for rows in ROWS)):
+    for column in ("type", *BY_ROWS):
         table.add_column(column, justify="right")
-    for type_name in ("Q8_0", "Q4_K") if TOY else (*PLAIN, *FORMATS):
+    for type_name in types:
         one = matrix_of(type_name, (OUTPUTS, WIDTH), DEVICE)
         copies = 1 if TOY else -(-COPIED // one.packed.numel())
         weights = [one, *(matrix_of(type_name, (OUTPUTS, WIDTH), DEVICE) for _ in range(copies - 1))]
@@ -133,7 +144,7 @@ def products(clock: Clock, bandwidth: float, console: Console) -> None:
             calls = [partial(ops.linear, x, weight) for weight in weights]
             moved = one.packed.numel() + 4 * rows * (WIDTH + OUTPUTS)
             speed = moved / clock.seconds(f"product {type_name} {rows}", calls)
-            cells.append(f"{speed / 1e9:.0f} {speed / bandwidth:4.0%}")
+            cells.append(f"{figure(speed / 1e9)} {figure(100 * speed / bandwidth)}%")
         table.add_row(type_name, *cells)
     console.print(table)
 
@@ -158,13 +169,13 @@ def others(rows: int) -> list[tuple[str, Callable[[], object], int]]:
 
 def smaller(clock: Clock, bandwidth: float, console: Console) -> None:
     table = Table(title="other operations: microseconds, and of the copy's bandwidth")
-    for column in ("operation", *(f"{rows} rows" for rows in ROWS)):
+    for column in ("operation", *BY_ROWS):
         table.add_column(column, justify="right")
     cells: dict[str, list[str]] = {}
     for rows in ROWS:
         for name, call, moved in others(rows):
             took = clock.seconds(f"{name} {rows}", [call] if TOY else [call] * 20)
-            cells.setdefault(name, []).append(f"{1e6 * took:.1f} {moved / took / bandwidth:4.0%}")
+            cells.setdefault(name, []).append(f"{1e6 * took:.1f} {figure(100 * moved / took / bandwidth)}%")
     for name, row in cells.items():
         table.add_row(name, *row)
     console.print(table)
@@ -180,9 +191,9 @@ def step(trunk: Trunk, batch: Batch, x: Tensor) -> Tensor:
 def decoding(clock: Clock, bandwidth: float, options: argparse.Namespace, console: Console) -> None:
     h = widths(toy=TOY, layers=options.layers)
     table = Table(title=f"{h.trunk_blocks} layers, behind {options.context} tokens: ms a step, and times the needed")
-    for column in ("type", *(f"{rows} rows" for rows in ROWS), "tokens/s", "tokens/s, drafted", "accepted", "same"):
+    for column in ("type", *BY_ROWS, "tokens/s", "tokens/s, drafted", "accepted", "same"):
         table.add_column(column, justify="right")
-    for type_name in options.types:
+    for type_name in options.types or DECODED:
         weights = RandomWeights(h, type_name, DEVICE, operations("triton"))
         trunk, heads = Trunk(weights), Heads(weights)
         prompt = [7 * place % h.vocab_size for place in range(options.context)]
@@ -213,14 +224,25 @@ def decoding(clock: Clock, bandwidth: float, options: argparse.Namespace, consol
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--types", type=lambda s: s.split(","), default=TYPES)
-    parser.add_argument("--layers", type=int, default=2 if TOY else 5)
-    parser.add_argument("--context", type=int, default=3 if TOY else 1024)
-    parser.add_argument("-n", type=int, default=3 if TOY else 32, dest="count")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--unchecked", action="store_true")
-    parser.add_argument("--toy", action="store_true")
+    parser = asked.parser(__doc__)
+    help_ = (
+        f"types of weights, of products and of models, of {', '.join(KNOWN)} "
+        f"[products: {'as models' if TOY else 'all'}; models: {','.join(DECODED)}]"
+    )
+    types = asked.several(asked.one_of(KNOWN))
+    parser.add_argument("--types", type=types, metavar="TYPE,...", help=help_)
+    layers, context, count = (2, 3, 3) if TOY else (5, 1024, 32)
+    parser.add_argument("--layers", type=asked.whole(1), default=layers, metavar="N", help="of models [%(default)s]")
+    help_ = "tokens that a model has read before its steps are measured [%(default)s]"
+    parser.add_argument("--context", type=asked.whole(1), default=context, metavar="N", help=help_)
+    # Speed is that of the tokens behind the first, which comes with the prompt.
+    help_ = "tokens that a model generates, with drafts and without [%(default)s]"
+    parser.add_argument("-n", type=asked.whole(2), default=count, dest="count", metavar="N", help=help_)
+    help_ = "measurements of each call, of which the best counts [%(default)s]; with --toy always one"
+    parser.add_argument("--rounds", type=asked.whole(1), default=20, metavar="N", help=help_)
+    parser.add_argument("--unchecked", action="store_true", help="measure without running the kernels' tests first")
+    help_ = "toy shapes, interpreted on the CPU; other defaults, and only types of small blocks"
+    parser.add_argument("--toy", action="store_true", help=help_)
     options = parser.parse_args()
     if not TOY and not torch.cuda.is_available():
         raise SystemExit("torch sees no GPU; --toy runs all of it interpreted")
@@ -228,8 +250,8 @@ def main() -> None:
     right = options.unchecked or check()
     bandwidth = copy_bandwidth(clock)
     device = "the interpreter" if TOY else torch.cuda.get_device_name()
-    console.print(f"{device}; torch {torch.__version__}; a copy moves {bandwidth / 1e9:.0f} GB/s")
-    products(clock, bandwidth, console)
+    console.print(f"{device}; torch {torch.__version__}; a copy moves {figure(bandwidth / 1e9)} GB/s")
+    products(clock, bandwidth, options.types or MULTIPLIED, console)
     smaller(clock, bandwidth, console)
     decoding(clock, bandwidth, options, console)
     for name, reason in clock.misses.items():

@@ -1,7 +1,5 @@
 """What a GPU's instructions allow products to reach, by what is compiled for it: for a machine without a GPU.
 
-usage: python bench/gpu_bounds.py [--rows 1,4] [--types Q4_K,BF16]
-
 Counts the instructions in the loop of each product, compiled for compute capability 9.0, and says how many weights a
 second an H200 could do if nothing but the busiest of its units were waited for: issue, integers, floats, loads, matrix
 units. Memory, latency and what is outside the loop are not in it. Rates are those of the CUDA programming guide.
@@ -9,17 +7,20 @@ units. Memory, latency and what is outside the loop are not in it. Rates are tho
 
 from __future__ import annotations
 
-import argparse
+import os
 import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
+# Before triton is imported: what is interpreted cannot be compiled.
+os.environ["TRITON_INTERPRET"] = "0"
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
+import asked
 from ahead_of_time import binary, told
 from rich.console import Console
 from rich.table import Table
@@ -29,6 +30,11 @@ from nextn.kernels.triton import packed_products, plain_products
 from nextn.kernels.triton.blocks import FORMATS, RUN
 from nextn.kernels.triton.launch import WARPS, Build
 
+TYPES = (*plain_products.PLAIN, *FORMATS)
+# Rows that a program may take.
+PLAIN_TILES = plain_products.ROW_TILES
+PACKED_TILES = tuple(packed_products.ROWS.value * tiles for tiles in packed_products.TILES)
+BUILDS = {build.name: build for build in (*plain_products.BUILDS, *packed_products.BUILDS)}
 # Of an H200: processors, and clock in Hz.
 PROCESSORS, CLOCK = 132, 1.98e9
 # Instructions of a warp that a processor does in one clock, of all kinds and by kind.
@@ -65,19 +71,28 @@ def weights_of(build: Build) -> float:
     return float(packed_products.OUTPUTS.value * RUN * c["RUNS"] * c["GROUPS"] * c["AT_ONCE"] / 32)
 
 
+def span(type_name: str, rows: int) -> tuple[int, int]:
+    """The fewest and the most rows of the program that is used for so many."""
+    tiles = PLAIN_TILES if type_name in plain_products.PLAIN else PACKED_TILES
+    spans = [(smaller + 1, largest) for smaller, largest in pairwise((0, *tiles))]
+    return next((found for found in spans if rows <= found[1]), spans[-1])
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=lambda s: [int(n) for n in s.split(",")], default=[1, 4])
-    parser.add_argument("--types", type=lambda s: s.split(","), default=[*plain_products.PLAIN, *FORMATS])
+    parser = asked.parser(__doc__)
+    help_ = "rows that are multiplied together [%(default)s]; more than a program takes are done by several like it"
+    parser.add_argument("--rows", type=asked.several(asked.whole(1)), default="1,4", metavar="N,...", help=help_)
+    help_ = f"types of weights, of {', '.join(TYPES)} [all]"
+    types = asked.several(asked.one_of(TYPES))
+    parser.add_argument("--types", type=types, default=list(TYPES), metavar="TYPE,...", help=help_)
     options = parser.parse_args()
     table = Table(title="products in float32, compute capability 9.0: what instructions alone allow an H200")
     for column in ("type", "rows", "instructions a weight", *UNITS, "TB/s", "busiest"):
         table.add_column(column, justify="right")
-    builds = {build.name: build for build in (*plain_products.BUILDS, *packed_products.BUILDS)}
-    for type_name, rows in product(options.types, options.rows):
-        build = builds.get(f"product {type_name} *fp32 {rows}")
-        if build is None:
-            continue
+    # Numbers of rows that one program is used for give one line.
+    spans = dict.fromkeys((name, span(name, rows)) for name, rows in product(options.types, options.rows))
+    for type_name, (fewest, most) in spans:
+        build = BUILDS[f"product {type_name} *fp32 {most}"]
         counted, weights = loop(build), weights_of(build)
         by_unit = {unit: sum(counted[name] for name in names) for unit, (_, names) in UNITS.items()}
         clocks = {unit: by_unit[unit] / rate for unit, (rate, _) in UNITS.items()} | {"issue": counted.total() / ISSUE}
@@ -87,7 +102,7 @@ def main() -> None:
         each = [f"{count / weights:.2f}" for count in (counted.total(), *by_unit.values())]
         table.add_row(
             type_name,
-            str(rows) if type_name in plain_products.PLAIN else f"1 to {rows}",
+            str(most) if fewest == most else f"{fewest} to {most}",
             *each,
             f"{speed / 1e12:.1f}",
             busiest,

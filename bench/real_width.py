@@ -1,7 +1,5 @@
 """Speed and memory of the CPU kernels at real widths, beside real llama.cpp on the same files.
 
-usage: python bench/real_width.py CHECKPOINT [--types bf16,q8_0,q4_0] [--threads 2] [-n 48] [--prompt 256] [--rounds 3]
-
 CHECKPOINT is in hub format, of any family, and large: of step35 for the figures in docs/performance.md. Its trunk is
 converted to each type. Both sides read the same prompt and continue it greedily, in turn, and the best of the
 rounds counts; llama.cpp runs in process with F32 caches and as many threads. "verify 4" is the time of one forward of
@@ -18,11 +16,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+import asked
+import numba
 from rich.console import Console
 from rich.table import Table
 
 from nextn.convert.pipeline import convert
 from nextn.gguf_schema.architecture import Role
+from nextn.gguf_schema.types import OUTPUT_TYPES
 from nextn.runtime.drafting import Options
 from nextn.runtime.engines.engine import Asked
 from nextn.runtime.engines.llama_cpp import LlamaCpp
@@ -105,13 +106,20 @@ def measured(model: Path, options: argparse.Namespace) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--types", type=lambda s: s.split(","), default=["bf16", "q8_0", "q4_0"])
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("-n", type=int, default=48, dest="count")
-    parser.add_argument("--prompt", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = asked.parser(__doc__)
+    cores = numba.config.NUMBA_NUM_THREADS
+    types = asked.several(asked.one_of(OUTPUT_TYPES))
+    parser.add_argument("checkpoint", type=asked.folder, metavar="CHECKPOINT", help="in hub format")
+    help_ = f"types of matrices, of {', '.join(OUTPUT_TYPES)} [%(default)s]"
+    parser.add_argument("--types", type=types, default="bf16,q8_0,q4_0", metavar="TYPE,...", help=help_)
+    help_ = "of both sides, at most the cores [%(default)s]"
+    parser.add_argument("--threads", type=asked.whole(1, cores), default=min(2, cores), help=help_)
+    # Speed is that of the tokens behind the first, which comes with the prompt.
+    parser.add_argument(
+        "-n", type=asked.whole(2), default=48, dest="count", help="tokens behind the prompt [%(default)s]"
+    )
+    parser.add_argument("--prompt", type=asked.whole(VERIFIED), default=256, help="tokens of the prompt [%(default)s]")
+    parser.add_argument("--rounds", type=asked.whole(1), default=3, help="of which the best counts [%(default)s]")
     options = parser.parse_args()
     use_threads(options.threads)
     table = Table(title=f"nextn / llama.cpp, {options.threads} threads, behind {options.prompt} tokens")
