@@ -230,6 +230,8 @@ def _attended(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tens
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
     """The products of two vectors [n], summed."""
+    if len(a) <= ALONE:
+        return torch.dot(a, b)
     first, *others = (torch.dot(x, y) for x, y in zip(torch.split(a, ALONE), torch.split(b, ALONE), strict=True))
     return sum(others, first)
 
