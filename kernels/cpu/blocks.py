@@ -25,7 +25,7 @@ Value: TypeAlias = Any
 Vectors = Iterator[Value]
 
 FEATURES = binding.get_host_cpu_features()
-# An instruction that looks sixteen integers up in sixteen others.
+# An instruction that looks sixteen values up in sixteen others.
 HAS_PERMUTATION = bool(FEATURES.get("avx512f"))
 # Instructions that widen halves. Processors that are not x86 have them; without, LLVM would call a library.
 HAS_HALVES = bool(FEATURES.get("f16c", True))
@@ -57,7 +57,9 @@ class Block:
 
     def half(self, offset: int) -> Value:
         """One F16 as a float."""
-        return self._widened(self.load(I16, offset), HALF, I32, FLOAT)
+        # In all lanes: LLVM would load one half into what another register holds beside it, and wait for that.
+        lanes = self.splat(self.load(I16, offset))
+        return self._widened(lanes, ir.VectorType(HALF, LANES), INTS, FLOATS)
 
     def halves(self, offset: int) -> Value:
         """Sixteen F16 as floats."""
@@ -96,8 +98,8 @@ class Block:
         return self.builder.sitofp(value, FLOATS if value.type == INTS else FLOAT)
 
     def times(self, a: Value, b: Value) -> Value:
-        """The product of two floats."""
-        return self.builder.fmul(a, b)
+        """The product of two floats, in all lanes."""
+        return self.builder.fmul(self.splat(a), self.splat(b))
 
     def scaled(self, values: Value, scale: Value, less: Value | None = None, more: Value | None = None) -> Value:
         """Integers times one scale, less or more one float."""
@@ -107,19 +109,38 @@ class Block:
         return result if more is None else self.builder.fadd(result, self.splat(more))
 
     def splat(self, value: Value) -> Value:
-        """One value in all lanes."""
+        """One value in all lanes, unless it is there already."""
+        if isinstance(value.type, ir.VectorType):
+            return value
         kind = ir.VectorType(value.type, LANES)
         first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
         zeros = ir.Constant(INTS, [0] * LANES)
         return self.builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), zeros)
 
-    def looked_up(self, indices: Value, table: Sequence[int]) -> Value:
-        """The entries of a table of sixteen small integers, by sixteen indices."""
-        if HAS_PERMUTATION:
-            name = "llvm.x86.avx512.permvar.si.512"
-            kind = ir.FunctionType(INTS, [INTS, INTS])
-            permuted = cgutils.get_or_insert_function(self.builder.module, kind, name)
-            return self.builder.call(permuted, [ir.Constant(INTS, list(table)), indices])
+    def chosen(
+        self,
+        values: Value,
+        shift: int,
+        table: Sequence[int],
+        scale: Value,
+        less: Value | None = None,
+        more: Value | None = None,
+    ) -> Value:
+        """`scaled` entries of a table of four or sixteen, by the bits of sixteen integers from bit `shift` on."""
+        bits = len(table).bit_length() - 1
+        if not HAS_PERMUTATION:
+            return self.scaled(self._looked_up(self.bits(values, shift, bits), table), scale, less, more)
+        # What entries come to is computed once for all that choose them. Choices are made by four bits.
+        entries = ir.Constant(INTS, [*table] * (LANES // len(table)))
+        kind, name = ir.FunctionType(FLOATS, [FLOATS, INTS]), "llvm.x86.avx512.permvar.sf.512"
+        permuted = cgutils.get_or_insert_function(self.builder.module, kind, name)
+        indices = self.builder.lshr(values, constant(INTS, shift)) if shift else values
+        return self.builder.call(permuted, [self.scaled(entries, scale, less, more), indices])
+
+    def _looked_up(self, indices: Value, table: Sequence[int]) -> Value:
+        """The entries of a table of small integers."""
+        if isinstance(table, range):
+            return self.less(indices, -table.start)
         # A tree of choices by the bits of an index.
         found = [constant(INTS, entry) for entry in table]
         for bit in range(4):
@@ -165,14 +186,14 @@ def q4_0(block: Block) -> Vectors:
     """A scale, and 32 times four bits: the low ones of sixteen bytes first."""
     scale, pairs = block.half(0), block.bytes(2)
     for shift in (0, 4):
-        yield block.scaled(block.less(block.bits(pairs, shift, 4), 8), scale)
+        yield block.chosen(pairs, shift, range(-8, 8), scale)
 
 
 def q4_1(block: Block) -> Vectors:
     """As q4_0, with a minimum."""
     scale, minimum, pairs = block.half(0), block.half(2), block.bytes(4)
     for shift in (0, 4):
-        yield block.scaled(block.bits(pairs, shift, 4), scale, more=minimum)
+        yield block.chosen(pairs, shift, range(16), scale, more=minimum)
 
 
 def _five_bits(block: Block, high: int, low: int) -> Vectors:
@@ -202,7 +223,7 @@ def iq4_nl(block: Block) -> Vectors:
     """A scale, and 32 indices into a table."""
     scale, pairs = block.half(0), block.bytes(2)
     for shift in (0, 4):
-        yield block.scaled(block.looked_up(block.bits(pairs, shift, 4), IQ4), scale)
+        yield block.chosen(pairs, shift, IQ4, scale)
 
 
 def mxfp4(block: Block) -> Vectors:
@@ -214,7 +235,7 @@ def mxfp4(block: Block) -> Vectors:
     is_small = block.builder.icmp_unsigned("<", exponent, ir.Constant(I32, 2))
     scale = block.builder.bitcast(block.builder.select(is_small, small, normal), FLOAT)
     for shift in (0, 4):
-        yield block.scaled(block.looked_up(block.bits(pairs, shift, 4), FP4), scale)
+        yield block.chosen(pairs, shift, FP4, scale)
 
 
 def q2_k(block: Block) -> Vectors:
@@ -223,9 +244,9 @@ def q2_k(block: Block) -> Vectors:
     for part in range(16):
         half, shift = part // 8, part % 8 // 2 * 2
         both = block.byte(part)
-        weights = block.bits(block.bytes(16 + 32 * half + 16 * (part % 2)), shift, 2)
-        step = block.times(scale, block.number(block.bits(both, 0, 4)))
-        yield block.scaled(weights, step, less=block.times(minimum, block.number(block.bits(both, 4, 4))))
+        step, least = block.bits(both, 0, 4), block.bits(both, 4, 4)
+        step, least = block.times(scale, block.number(step)), block.times(minimum, block.number(least))
+        yield block.chosen(block.bytes(16 + 32 * half + 16 * (part % 2)), shift, range(4), step, less=least)
 
 
 def q3_k(block: Block) -> Vectors:
@@ -264,8 +285,8 @@ def q4_k(block: Block) -> Vectors:
     """Eight times a scale, a minimum and 32 weights of four bits."""
     for part, (step, least) in enumerate(_k_parts(block)):
         for half in range(2):
-            weights = block.bits(block.bytes(16 + part // 2 * 32 + 16 * half), part % 2 * 4, 4)
-            yield block.scaled(weights, step, less=least)
+            pairs = block.bytes(16 + part // 2 * 32 + 16 * half)
+            yield block.chosen(pairs, part % 2 * 4, range(16), step, less=least)
 
 
 def q5_k(block: Block) -> Vectors:
@@ -296,7 +317,7 @@ def iq4_xs(block: Block) -> Vectors:
         step = block.times(scale, block.number(block.less(bits, 32)))
         pairs = block.bytes(8 + 16 * part)
         for shift in (0, 4):
-            yield block.scaled(block.looked_up(block.bits(pairs, shift, 4), IQ4), step)
+            yield block.chosen(pairs, shift, IQ4, step)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from nextn.kernels.cpu.memory import FLOAT_BYTES, LONG_BYTES, compiled, int64, l
 from nextn.kernels.cpu.microkernels import MOST_COLUMNS, MOST_ROWS
 
 # Weight rows of a tile.
-TILE = 16
+TILE = 24
 # Above so many rows the weights of a tile are decoded once for all of them; the bits are the same.
 DECODED_ABOVE = 2 * MOST_ROWS
 
@@ -41,8 +41,8 @@ def _call(count: int) -> Callable[..., None]:
 
 
 call_product, call_decode = _call(8), _call(4)
-# Where the addresses of the product for several weight rows and of the decoder stand, behind those for 1 … 4 rows.
-WIDE, DECODE = MOST_ROWS, MOST_ROWS + 1
+# Where the addresses of products for several weight rows, of 2 … 4 rows of x, stand behind those for one; the decoder.
+WIDE, DECODE = MOST_ROWS - 2, 2 * MOST_ROWS - 1
 
 
 @shared_by_threads
@@ -102,8 +102,8 @@ def _rows(
         source = x + row * n * FLOAT_BYTES
         o = 0
         while o < lines:
-            is_wide = count == MOST_ROWS and o + MOST_COLUMNS <= lines
-            function = functions[WIDE] if is_wide else functions[count - 1]
+            is_wide = count > 1 and o + MOST_COLUMNS <= lines
+            function = functions[WIDE + count] if is_wide else functions[count - 1]
             target = y + (row * out + o) * FLOAT_BYTES
             call_product(function, (line + o * row_bytes, row_bytes, blocks, rest, source, n, target, out))
             o += MOST_COLUMNS if is_wide else 1

@@ -14,25 +14,41 @@ from typing import NamedTuple
 from llvmlite import binding, ir
 from numba.core import cgutils
 
-from nextn.kernels.cpu.blocks import FLOAT, FLOATS, FORMS, I8, I16, I32, I64, Block, Form, Value, f16, f32
+from nextn.kernels.cpu.blocks import (
+    FLOAT,
+    FLOATS,
+    FORMS,
+    HAS_PERMUTATION,
+    I8,
+    I16,
+    I32,
+    I64,
+    Block,
+    Form,
+    Value,
+    f16,
+    f32,
+)
 from nextn.kernels.cpu.lanes import LANES, added, folded, fused
 
-# Rows of float32 that are done at once, and then also rows of the weight: their accumulators fit into the registers.
-MOST_ROWS, MOST_COLUMNS = 4, 2
-# Bytes of weights that are asked for ahead of their use: a row ends before a processor's own foresight has begun.
-AHEAD = 2048
+# Rows of float32 that are done at once, and then also rows of the weight: their accumulators fit into the registers,
+# of which there are twice as many with AVX-512.
+MOST_ROWS, MOST_COLUMNS = 4, 3 if HAS_PERMUTATION else 2
+# Bytes of weights that are asked for ahead of their use: a row ends before a processor's own foresight has begun. Zen 4
+# reads half as fast when it is asked, and needs it not.
+AHEAD = 0 if binding.get_host_cpu_name().startswith("znver") else 2048
 
 
 class Microkernels(NamedTuple):
     """Addresses of machine code. `products[r - 1]` takes (weights, row_bytes, blocks, rest, x, x_stride, y, y_stride).
 
     It puts the products of one row of a weight with r rows of x into y, whose strides are in floats; `rest` weights
-    follow the blocks. `wide` does it for two rows of the weight, `row_bytes` apart, and four of x. `decode` takes
+    follow the blocks. `wide[r - 2]` does it for MOST_COLUMNS rows of the weight, `row_bytes` apart. `decode` takes
     (weights, blocks, rest, out).
     """
 
     products: tuple[int, ...]
-    wide: int
+    wide: tuple[int, ...]
     decode: int
 
 
@@ -42,14 +58,18 @@ def microkernels(type_name: str) -> Microkernels:
     form = FORMS[type_name]
     module = ir.Module(name=type_name)
     module.triple = binding.get_process_triple()
-    for rows in range(1, MOST_ROWS + 1):
+    counts = range(1, MOST_ROWS + 1)
+    for rows in counts:
         _product(module, form, f"product{rows}", rows, 1)
-    _product(module, form, "wide", MOST_ROWS, MOST_COLUMNS)
+        # One row of x stays in the nearest cache; of several each is read again for every row of the weight.
+        if rows > 1:
+            _product(module, form, f"wide{rows}", rows, MOST_COLUMNS)
     _decoding(module, form)
     engine = _compiled(str(module))
     _ENGINES.append(engine)
-    addresses = [engine.get_function_address(f"product{rows}") for rows in range(1, MOST_ROWS + 1)]
-    return Microkernels(tuple(addresses), *(engine.get_function_address(name) for name in ("wide", "decode")))
+    products = tuple(engine.get_function_address(f"product{rows}") for rows in counts)
+    wide = tuple(engine.get_function_address(f"wide{rows}") for rows in counts if rows > 1)
+    return Microkernels(products, wide, engine.get_function_address("decode"))
 
 
 # Machine code lives as long as its engine.
@@ -116,7 +136,7 @@ def _product(module: ir.Module, form: Form, name: str, rows: int, columns: int) 
     sums = list(loop.carried)
     place = builder.mul(loop.index, ir.Constant(I64, form.bytes))
     read = [Block(builder, builder.gep(line, [place])) for line in lines]
-    for block in read:
+    for block in read if AHEAD else ():
         _prefetch(builder, block)
     first = builder.mul(loop.index, ir.Constant(I64, form.weights))
     for vector, decoded in enumerate(zip(*map(form.decode, read), strict=True)):
@@ -171,7 +191,7 @@ def _plain(builder: ir.IRBuilder, form: Form, at: Value) -> Value:
     if form.decode is f32:
         return block.load(FLOAT, 0)
     if form.decode is f16:
-        return block.half(0)
+        return builder.extract_element(block.half(0), ir.Constant(I32, 0))
     upper = builder.zext(block.load(I16, 0), I32)
     return builder.bitcast(builder.shl(upper, ir.Constant(I32, 16)), FLOAT)
 

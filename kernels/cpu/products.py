@@ -34,7 +34,7 @@ class Packed:
 @cache
 def _kernels(type_name: str) -> array[int]:
     found = microkernels(type_name)
-    return numbers((*found.products, found.wide, found.decode))
+    return numbers((*found.products, *found.wide, found.decode))
 
 
 @lru_cache(maxsize=1024)
