@@ -16,7 +16,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from nextn.kernels.reference import Reference
+from nextn.kernels.reference import Reference, aligned
 
 
 class Glm5NextOperations(Reference):
@@ -94,9 +94,7 @@ class Glm5NextOperations(Reference):
 
         The heads are summed by their weights [heads], which may be negative.
         """
-        # Copies begin where a library wants vectors to and lie without gaps, however a row lies among others.
-        queries, weights = (x.clone(memory_format=torch.contiguous_format) for x in (queries, weights))
-        return torch.mv(torch.relu(torch.mm(pooled, queries.T)), weights)
+        return torch.mv(torch.relu(torch.mm(pooled, aligned(queries).T)), aligned(weights))
 
 
 def _sum(x: Tensor, dim: int) -> Tensor:

@@ -16,7 +16,7 @@ from operator import xor
 import torch
 from torch import Tensor
 
-from nextn.kernels.reference import Reference, inverse_sqrt, mean_of, top
+from nextn.kernels.reference import Reference, aligned, inverse_sqrt, mean_of, top
 from nextn.kernels.weight import Weight
 
 
@@ -66,8 +66,7 @@ class Qwen4ExpOperations(Reference):
 
     def block_scores(self, query: Tensor, keys: Tensor) -> Tensor:
         """Scores [blocks] of pooled keys [blocks, d] for one query [heads, d]: summed over the heads if positive."""
-        # A head of its own memory begins where a vector should, whichever it is: see `reference`.
-        first, *others = [torch.relu(torch.mv(keys, head.clone())) for head in query]
+        first, *others = [torch.relu(torch.mv(keys, aligned(head))) for head in query]
         return sum(others, first) * inverse_sqrt(query.shape[-1])
 
 

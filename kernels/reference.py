@@ -212,6 +212,8 @@ class Reference:
         heads], and read by query [rows, heads, dk].
         """
         read, states = [], []
+        # As those behind rows lie: libraries multiply what lies otherwise in another order.
+        state = state.contiguous()
         for row in range(len(query)):
             state, result = _delta_step(state, query[row], key[row], value[row], decay[row], beta[row])
             read.append(result)
@@ -240,7 +242,7 @@ def _delta_step(
     state: Tensor, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor
 ) -> tuple[Tensor, Tensor]:
     query, key = aligned(query), aligned(key)
-    state = decay[..., None] * state.contiguous()
+    state = decay[..., None] * state
     missed = beta[:, None] * (value - torch.bmm(key[:, None], state)[:, 0])
     state = state + key[..., None] * missed[:, None]
     return state, torch.bmm(query[:, None], state)[:, 0]

@@ -19,7 +19,7 @@ from nextn.gguf_schema.layouts import layout_of, naming_of
 from nextn.gguf_schema.nextn_generic import head_blocks, role_of
 from nextn.gguf_schema.reading import ARCHITECTURES, read_hyperparameters
 from nextn.gguf_schema.shards import GGUFFile, open_gguf
-from nextn.kernels.operations import DEFAULT, FORMS, Operations, operations
+from nextn.kernels.operations import DEFAULT, Operations, computing, operations
 from nextn.runtime.model import Heads, Trunk
 from nextn.runtime.weights import Weights
 from nextn.validators.examine import examine_contents
@@ -185,7 +185,7 @@ def _form(kernels: str, device: str, dtype: torch.dtype) -> str:
         if kernels == "triton":
             remedy += f"; for tests: interpreted with {INTERPRETED}=1"
         raise UsageError("kernels-device", f"do not compute on {device}", subject=f"{kernels} kernels", remedy=remedy)
-    return kernels if kernels in FORMS and dtype in FORMS[kernels][2] else "reference"
+    return computing(kernels, dtype)
 
 
 def _operations(form: str, dtype: torch.dtype) -> Operations:

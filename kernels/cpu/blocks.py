@@ -56,28 +56,27 @@ class Block:
         return self.builder.zext(self.load(I8, offset), I32)
 
     def half(self, offset: int) -> Value:
-        """One F16 as a float."""
-        # In all lanes: LLVM would load one half into what another register holds beside it, and wait for that.
-        lanes = self.splat(self.load(I16, offset))
-        return self._widened(lanes, ir.VectorType(HALF, LANES), INTS, FLOATS)
+        """One F16 as a float, in all lanes."""
+        # LLVM would load one half alone into what another register holds beside it, and wait for that.
+        return self._widened(self.splat(self.load(I16, offset)))
 
     def halves(self, offset: int) -> Value:
         """Sixteen F16 as floats."""
-        return self._widened(self.load(ir.VectorType(I16, LANES), offset), ir.VectorType(HALF, LANES), INTS, FLOATS)
+        return self._widened(self.load(ir.VectorType(I16, LANES), offset))
 
-    def _widened(self, halves: Value, half: ir.Type, integer: ir.Type, floating: ir.Type) -> Value:
-        """Bits of F16, one or several, as floats."""
+    def _widened(self, halves: Value) -> Value:
+        """The bits of sixteen F16 as floats."""
         if HAS_HALVES:
-            return self.builder.fpext(self.builder.bitcast(halves, half), floating)
-        bits = self.builder.zext(halves, integer)
+            return self.builder.fpext(self.builder.bitcast(halves, ir.VectorType(HALF, LANES)), FLOATS)
+        bits = self.builder.zext(halves, INTS)
         # Exponents of float are 112 larger; the product is exact, also where an F16 is subnormal.
-        magnitude = self.builder.shl(self.bits(bits, 0, 15), constant(integer, 13))
-        grown = self.builder.fmul(self.builder.bitcast(magnitude, floating), constant(floating, 2.0**112))
+        magnitude = self.builder.shl(self.bits(bits, 0, 15), constant(INTS, 13))
+        grown = self.builder.fmul(self.builder.bitcast(magnitude, FLOATS), constant(FLOATS, 2.0**112))
         # Infinities and what is no number have the largest exponent of either.
-        special = self.builder.or_(magnitude, constant(integer, 0x7F800000))
-        is_special = self.builder.icmp_unsigned(">=", magnitude, constant(integer, 0x7C00 << 13))
-        magnitude = self.builder.select(is_special, special, self.builder.bitcast(grown, integer))
-        return self.builder.bitcast(self.joined(magnitude, self.bits(bits, 15, 1), 31), floating)
+        special = self.builder.or_(magnitude, constant(INTS, 0x7F800000))
+        is_special = self.builder.icmp_unsigned(">=", magnitude, constant(INTS, 0x7C00 << 13))
+        magnitude = self.builder.select(is_special, special, self.builder.bitcast(grown, INTS))
+        return self.builder.bitcast(self.joined(magnitude, self.bits(bits, 15, 1), 31), FLOATS)
 
     def bits(self, value: Value, shift: int, count: int) -> Value:
         """So many bits of an integer, or of each of several, from bit `shift` on."""

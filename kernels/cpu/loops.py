@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 from nextn.kernels.cpu.memory import FLOAT_BYTES, LONG_BYTES, compiled, int64, longs, shared_by_threads
 from nextn.kernels.cpu.microkernels import MOST_COLUMNS, MOST_ROWS
 
-# Weight rows of a tile.
+# Weight rows of a tile: a multiple of MOST_COLUMNS, whichever that is.
 TILE = 24
 # Above so many rows the weights of a tile are decoded once for all of them; the bits are the same.
 DECODED_ABOVE = 2 * MOST_ROWS

@@ -61,14 +61,14 @@ def microkernels(type_name: str) -> Microkernels:
     counts = range(1, MOST_ROWS + 1)
     for rows in counts:
         _product(module, form, f"product{rows}", rows, 1)
-        # One row of x stays in the nearest cache; of several each is read again for every row of the weight.
-        if rows > 1:
-            _product(module, form, f"wide{rows}", rows, MOST_COLUMNS)
+    # One row of x stays in the nearest cache; of several each is read again for every row of the weight.
+    for rows in counts[1:]:
+        _product(module, form, f"wide{rows}", rows, MOST_COLUMNS)
     _decoding(module, form)
     engine = _compiled(str(module))
     _ENGINES.append(engine)
     products = tuple(engine.get_function_address(f"product{rows}") for rows in counts)
-    wide = tuple(engine.get_function_address(f"wide{rows}") for rows in counts if rows > 1)
+    wide = tuple(engine.get_function_address(f"wide{rows}") for rows in counts[1:])
     return Microkernels(products, wide, engine.get_function_address("decode"))
 
 

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nextn.kernels.reference import Reference
-from nextn.kernels.triton.functions import read, rows_of, step_of, write
+from nextn.kernels.triton.functions import read, rows_of, step_of, whole_rows_of, write
 from nextn.kernels.triton.launch import INTERPRETED, ROW_TYPES, WARPS, Build, kernel, launch, numbers
 
 PART = 64
@@ -158,7 +158,7 @@ class Attention(Reference):
         rows = len(query)
         if not len(begins) == len(ends) == rows or min(begins) < 0 or max(ends) > min(len(keys), len(values)):
             raise ValueError(f"{rows} rows cannot attend to {list(begins)} … {list(ends)} of {len(keys)} keys")
-        query, keys, values = rows_of(query), _whole(keys), _whole(values)
+        query, keys, values = rows_of(query), whole_rows_of(keys), whole_rows_of(values)
         out = query.new_empty(*query.shape[:2], values.shape[-1])
         longest = max(end - begin for begin, end in zip(begins, ends, strict=True))
         parts = max(1, triton.cdiv(longest, PART))
@@ -183,11 +183,6 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, reach: Tensor, parts: i
     constants = together_constants(dv)
     grid = rows, heads, triton.cdiv(dv, constants["DV"])
     launch(together_kernel, grid, held, tops, sums, reach, out, rows, parts, heads, dv, **constants)
-
-
-def _whole(x: Tensor) -> Tensor:
-    """x [n, heads, d] with heads that have no gaps."""
-    return x if x.stride(-1) == 1 and x.dtype in ROW_TYPES else rows_of(x)
 
 
 def part_constants(d: int, dv: int, dtype: torch.dtype) -> dict[str, Any]:

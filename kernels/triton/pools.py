@@ -11,7 +11,7 @@ from torch import Tensor
 from nextn.kernels.glm5_next import Glm5NextOperations
 from nextn.kernels.qwen4exp import Qwen4ExpOperations
 from nextn.kernels.reference import inverse_sqrt
-from nextn.kernels.triton.functions import read, rows_of, step_of, write
+from nextn.kernels.triton.functions import read, rows_of, step_of, whole_rows_of, write
 from nextn.kernels.triton.launch import INTERPRETED, ROW_TYPES, Build, kernel, launch
 
 # Pooled keys that a program scores; interpreted programs take long to start, whatever they do.
@@ -118,8 +118,7 @@ class Pools(Qwen4ExpOperations, Glm5NextOperations):
 
 def _scored(queries: Tensor, weights: Tensor | None, keys: Tensor, scale: float) -> Tensor:
     """Scores [keys] for queries [heads, d] and keys [keys, d], which may lie apart."""
-    queries = rows_of(queries)
-    keys = keys if keys.stride(-1) == 1 and keys.dtype in ROW_TYPES else rows_of(keys)
+    queries, keys = rows_of(queries), whole_rows_of(keys)
     (count, d), heads = keys.shape, len(queries)
     out = queries.new_empty(count)
     arguments = queries, queries if weights is None else weights, keys, out, count, heads, d, keys.stride(0), scale

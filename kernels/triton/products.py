@@ -14,6 +14,7 @@ from torch import Tensor
 from nextn.kernels.routing import PLAIN, Gate, Routing
 from nextn.kernels.triton import packed_products, plain_products
 from nextn.kernels.triton.blocks import FORMATS
+from nextn.kernels.triton.functions import whole_rows_of
 from nextn.kernels.triton.launch import INTERPRETED, MATRICES, ROW_TYPES, WARPS, Build, kernel, launch
 from nextn.kernels.weight import Weight
 
@@ -84,11 +85,11 @@ def _products(x: Tensor, weights: Sequence[Weight], dtype: torch.dtype, ids: Ten
 
     Matrices of one type are multiplied together, so that rows are prepared, and a GPU's processors filled, once.
     """
+    kept = [_kept(weight) for weight in weights]
     together: dict[tuple[str, Product], list[int]] = {}
-    for i, weight in enumerate(weights):
-        _, type_name, product = _kept(weight)
-        together.setdefault((type_name, product), []).append(i)
     found: dict[int, Tensor] = {}
+    for i, (_, type_name, product) in enumerate(kept):
+        together.setdefault((type_name, product), []).append(i)
     x, (rows, parts) = _rows(x, weights), (x.shape[1], x.shape[0] if ids is None else ids.numel())
     for (type_name, product), all_places in together.items():
         for start in range(0, len(all_places), MATRICES):
@@ -96,19 +97,17 @@ def _products(x: Tensor, weights: Sequence[Weight], dtype: torch.dtype, ids: Ten
             shapes = [(rows, parts, weights[i].shape[-2]) for i in places]
             sizes = list(map(math.prod, shapes))
             out = x.new_empty(sum(sizes), dtype=dtype)
-            product(x, [_kept(weights[i])[0] for i in places], type_name, out, ids)
+            product(x, [kept[i][0] for i in places], type_name, out, ids)
             found |= {i: y.view(shape) for i, y, shape in zip(places, torch.split(out, sizes), shapes, strict=True)}
     return [found[i] for i in range(len(weights))]
 
 
 def _rows(x: Tensor, weights: Sequence[Weight]) -> Tensor:
-    """Rows without gaps, which kernels take."""
-    if x.dtype not in ROW_TYPES:
-        raise ValueError(f"rows are {x.dtype}: kernels take float32 and bfloat16")
+    """Rows without gaps, which kernels take; ValueError unless each of the weights has as many columns."""
     for weight in weights:
         if x.shape[-1] != weight.shape[-1]:
             raise ValueError(f"rows of {x.shape[-1]} values, want {weight.shape[-1]}")
-    return x if x.stride(-1) == 1 else x.contiguous()
+    return whole_rows_of(x)
 
 
 def _kept(weight: Weight) -> Kept:

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nextn.kernels.reference import Reference, frequencies
-from nextn.kernels.triton.functions import read, rows_of, write
+from nextn.kernels.triton.functions import read, whole_rows_of, write
 from nextn.kernels.triton.launch import ROW_TYPES, Build, kernel, launch
 
 # A quarter turn in two parts: quarters times the first are exact up to 2^20 of them.
@@ -117,7 +117,7 @@ def _turns(dims: int, width: int, base: float, factors: Tensor | None, device: t
 
 
 def _rotated(x: Tensor, weight: Tensor | None, eps: float, positions: Tensor, turns: Tensor) -> Tensor:
-    x = x if x.stride(-1) == 1 and x.dtype in ROW_TYPES else rows_of(x)
+    x = whole_rows_of(x)
     (rows, heads, n), half = x.shape, len(turns)
     out = x.new_empty(x.shape)
     arguments = x, x if weight is None else weight.contiguous(), positions, turns, out, heads, n, half, *x.stride()[:2]
